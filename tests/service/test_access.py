@@ -17,8 +17,8 @@ from carrel.domain.requests import WORKSPACE
 from carrel.domain.spaces import Space, SpaceQuery, SpaceRequest, SpaceState
 from carrel.domain.store import Store
 from carrel.service import access
-from carrel.service.creation import reach_of
 from carrel.service.journal import Journal
+from carrel.service.space_requests import reach_of
 from carrel.service.tokens import USED_EVERY_S, Tokens
 
 BLUE = Caller("tk_1", Scope(ScopeKind.LABEL, "team=blue"))

@@ -11,12 +11,12 @@ from carrel.domain.ids import new_id
 from carrel.domain.limits import Limits
 from carrel.domain.projects import Project, ProjectKind
 from carrel.domain.spaces import Retention
-from carrel.service import creation
+from carrel.service import space_requests
 
 
 @pytest.mark.parametrize("name", ["a", "a-b", "x.y_z", "9", "a" * 63])
 def test_names(name: str) -> None:
-    creation.check_name(name)
+    space_requests.check_name(name)
 
 
 @pytest.mark.parametrize(
@@ -25,17 +25,17 @@ def test_names(name: str) -> None:
 )
 def test_names_that_cannot_be(name: str) -> None:
     with pytest.raises(SpaceInvalid):
-        creation.check_name(name)
+        space_requests.check_name(name)
 
 
 @given(st.text(), st.sampled_from(ProjectKind))
 def test_a_made_up_name_is_always_one(location: str, kind: ProjectKind) -> None:
-    creation.check_name(creation.name_from(Project(kind, location), new_id("sp")))
+    space_requests.check_name(space_requests.name_from(Project(kind, location), new_id("sp")))
 
 
 def test_names_come_from_the_project() -> None:
     def name(location: str) -> str:
-        return creation.name_from(Project(ProjectKind.GIT, location), "sp_abcdefghijkl")
+        return space_requests.name_from(Project(ProjectKind.GIT, location), "sp_abcdefghijkl")
 
     assert name("/home/ada/My Project/") == "my-project-ghijkl"
     assert name("https://example.org/x/tool.git") == "tool-ghijkl"
@@ -44,7 +44,7 @@ def test_names_come_from_the_project() -> None:
 
 
 def test_labels() -> None:
-    creation.check_labels({"team": "blue", "a/b.c-d_e": ""}, {})
+    space_requests.check_labels({"team": "blue", "a/b.c-d_e": ""}, {})
     bad: list[dict[str, str]] = [
         {"": "x"},
         {"a b": "x"},
@@ -55,48 +55,48 @@ def test_labels() -> None:
     ]
     for labels in bad:
         with pytest.raises(SpaceInvalid):
-            creation.check_labels(labels, {})
+            space_requests.check_labels(labels, {})
 
 
 def test_labels_of_carrels_own() -> None:
     """By such a label a space would be taken for what it is not."""
     own = {"carrel.request": "rq_1"}
-    creation.check_labels({**own, "more": "x"}, own)
-    creation.check_labels({}, own)
+    space_requests.check_labels({**own, "more": "x"}, own)
+    space_requests.check_labels({}, own)
     for before in ({}, {"carrel.request": "rq_2"}):
         with pytest.raises(SpaceInvalid, match="Carrel's own"):
-            creation.check_labels(own, before)
+            space_requests.check_labels(own, before)
 
 
 def test_environment() -> None:
-    creation.check_environment({"A_1": "x\ny", "_": ""})
+    space_requests.check_environment({"A_1": "x\ny", "_": ""})
     for env in ({"": "x"}, {"1A": "x"}, {"A=B": "x"}, {"A": "x\0"}, {"A": "x" * 200_000}):
         with pytest.raises(SpaceInvalid):
-            creation.check_environment(env)
+            space_requests.check_environment(env)
     with pytest.raises(SpaceInvalid):
-        creation.check_environment({"A": "\ud800"})
+        space_requests.check_environment({"A": "\ud800"})
 
 
 def test_limits_stand_on_their_tier() -> None:
-    found = creation.resolve_limits("minimal", Limits(cpus=3.0, strict=True))
+    found = space_requests.resolve_limits("minimal", Limits(cpus=3.0, strict=True))
     assert found == Limits(cpus=3.0, memory_bytes=1 << 30, disk_bytes=2 << 30, strict=True)
-    assert creation.resolve_limits("", Limits()) == Limits()
+    assert space_requests.resolve_limits("", Limits()) == Limits()
     with pytest.raises(SpaceInvalid, match="tier"):
-        creation.resolve_limits("huge", Limits())
+        space_requests.resolve_limits("huge", Limits())
     for bad in (Limits(memory_bytes=0), Limits(cpus=-1.0), Limits(pids=1 << 63)):
         with pytest.raises(SpaceInvalid):
-            creation.resolve_limits("", bad)
+            space_requests.resolve_limits("", bad)
 
 
 def test_retention() -> None:
-    creation.check_retention(Retention(ttl_s=0, idle_s=3.5))
+    space_requests.check_retention(Retention(ttl_s=0, idle_s=3.5))
     for bad in (-1.0, float("inf"), float("nan")):
         with pytest.raises(SpaceInvalid):
-            creation.check_retention(Retention(keep_s=bad))
+            space_requests.check_retention(Retention(keep_s=bad))
 
 
 def test_projects() -> None:
-    creation.check_project(Project(ProjectKind.EMPTY))
+    space_requests.check_project(Project(ProjectKind.EMPTY))
     for project in (
         Project(ProjectKind.FOLDER),
         Project(ProjectKind.FOLDER, "/a\0b"),
@@ -104,4 +104,4 @@ def test_projects() -> None:
         Project(ProjectKind.FOLDER, "/" + "x" * 5000),
     ):
         with pytest.raises(SpaceInvalid):
-            creation.check_project(project)
+            space_requests.check_project(project)

@@ -24,9 +24,10 @@ from carrel.domain.runtimes import Command, ExitReason
 from carrel.domain.spaces import Retention, Space
 from carrel.domain.systems import Part
 from carrel.domain.trees import Tree, TreeDriver
-from carrel.service.creation import Creator, request_again
+from carrel.service.creation import Creator
 from carrel.service.runs import Runs
 from carrel.service.shared import Shared
+from carrel.service.space_requests import request_again
 from carrel.service.spaces import Spaces
 
 LAST_BYTES = 4096

@@ -31,10 +31,11 @@ from carrel.domain.runtimes import Network
 from carrel.domain.services import PlannedService, StackPlan
 from carrel.domain.spaces import Space, SpaceRequest
 from carrel.domain.systems import SpaceEnvironment
-from carrel.service.creation import Creator, check_environment, check_services, check_systems
+from carrel.service.creation import Creator
 from carrel.service.images import ImageLibrary
 from carrel.service.journal import Journal
 from carrel.service.space_config import write_plan
+from carrel.service.space_requests import check_environment, check_services, check_systems
 
 if TYPE_CHECKING:
     from carrel.service.setup import Setups

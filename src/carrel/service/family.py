@@ -27,11 +27,11 @@ from carrel.domain.spaces import Space, SpaceRequest, SpaceState
 from carrel.domain.turns import Permission, Turn, TurnRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import check_untouched, has_agent, not_found
-from carrel.service.creation import environment_of
 from carrel.service.feed import Feed
 from carrel.service.inbox import Inbox
 from carrel.service.journal import Journal
 from carrel.service.open_spaces import limits_of
+from carrel.service.space_requests import environment_of
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
 

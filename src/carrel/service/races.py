@@ -26,11 +26,11 @@ from carrel.domain.store import Store
 from carrel.domain.turns import Turn, TurnRequest
 from carrel.lifecycle.table import LIVE
 from carrel.service.access import is_owner, realm_of
-from carrel.service.creation import check_labels
 from carrel.service.diffs import DiffRequest, SpaceDiffs
 from carrel.service.journal import Journal
 from carrel.service.runs import Runs
 from carrel.service.shared import CallerSlots, Shared
+from carrel.service.space_requests import check_labels
 from carrel.service.spaces import Spaces
 from carrel.service.turns import Turns
 

@@ -45,7 +45,7 @@ from carrel.domain.systems import Part
 from carrel.domain.trees import Review, ReviewQuery, Tree, TreeDriver, TreeLayer, TreeUsage
 from carrel.domain.turns import Continuation
 from carrel.lifecycle.table import LIVE
-from carrel.service import agents, creation
+from carrel.service import agents, space_requests
 from carrel.service.access import (
     admit,
     check_grace,
@@ -185,7 +185,7 @@ class Spaces:
         """As this caller may ask it. Raises all that can be known before anything is done."""
         request = admit(caller, request, self._policy.project_roots)
         request = agents.resolve(self._frontends, request)
-        creation.check_request(request)
+        space_requests.check_request(request)
         return request
 
     async def check_servers(self, names: tuple[str, ...]) -> None:
@@ -205,7 +205,7 @@ class Spaces:
         request = agents.resolve(self._frontends, request)
         if request.see:
             request = dataclasses.replace(request, sees=await self._seen(caller, request.see))
-        limits = creation.check_request(request)
+        limits = space_requests.check_request(request)
         if len(key) > MAX_KEY:
             raise MessageInvalid("The idempotency key is too long.", hint="Use up to 255 bytes.")
         if not key:
@@ -311,22 +311,22 @@ class Spaces:
         space = await self.existing(caller, word)
         changes: dict[str, object] = {}
         if update.name is not None:
-            creation.check_name(update.name)
+            space_requests.check_name(update.name)
             changes["name"] = update.name
             if update.name != space.name:
                 check_rename(caller, space)
                 changes["realm"] = realm_of(caller) or space.realm
         if update.labels is not None and update.labels != space.labels:
-            creation.check_labels(update.labels, space.labels)
+            space_requests.check_labels(update.labels, space.labels)
             changes["labels"] = dict(update.labels)
             after = dataclasses.replace(space, labels=dict(update.labels))
             check_relabel(caller, space, after)
             await self._tokens.check_relabel(caller, space, after)
         if update.retention is not None:
-            creation.check_retention(update.retention)
+            space_requests.check_retention(update.retention)
             changes["retention"] = update.retention
         if update.description is not None:
-            creation.check_description(update.description)
+            space_requests.check_description(update.description)
             changes["description"] = update.description
         if not changes:
             return space
@@ -570,7 +570,7 @@ class Spaces:
 
     def _draft_again(self, old: Space, name: str, realm: str) -> tuple[Space, SpaceRequest]:
         """A space as an older one was, with all that was resolved for that."""
-        request = creation.request_again(old, name, realm or old.realm)
+        request = space_requests.request_again(old, name, realm or old.realm)
         # Who is not the owner has its own share, whoever made the first.
         request = dataclasses.replace(request, account=realm or old.account)
         draft = self._creator.draft(request, old.limits)
@@ -600,7 +600,7 @@ class Spaces:
         merged: Mapping[str, str],
     ) -> Space:
         """Another one as this is, on the same base."""
-        creation.check_name(name)
+        space_requests.check_name(name)
         draft, request = self._draft_again(old, name, realm)
         draft = dataclasses.replace(
             draft, agent=old.agent, goes_on_with=goes_on_with, merged=dict(merged)

@@ -22,11 +22,11 @@ from carrel.domain.store import Store
 from carrel.domain.trees import Base
 from carrel.service.access import is_owner, require_admin
 from carrel.service.cleanup import Collector
-from carrel.service.creation import TIERS, check_project
 from carrel.service.disk_use import DiskUse
 from carrel.service.doctor import Doctor
 from carrel.service.feed import Feed
 from carrel.service.operations.spaces import project_of
+from carrel.service.space_requests import TIERS, check_project
 
 API = "v1"
 MANY = 1_000_000
