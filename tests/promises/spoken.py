@@ -158,7 +158,9 @@ class Names:
         if isinstance(node, ast.Constant):
             return [node.value] if isinstance(node.value, str) else []
         if isinstance(node, ast.JoinedStr):
-            pieces = (one.value if isinstance(one, ast.Constant) else UNKNOWN for one in node.values)
+            pieces = (
+                one.value if isinstance(one, ast.Constant) else UNKNOWN for one in node.values
+            )
             return ["".join(map(str, pieces))]
         if isinstance(node, ast.IfExp):
             return self.texts(node.body) + self.texts(node.orelse)

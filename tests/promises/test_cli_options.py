@@ -591,8 +591,18 @@ def test_a_race_and_its_options(carrel: Program) -> None:
     (carrel.cwd / "greet" / "later").write_text("x")
     task = "run test ! -e later && echo $MODE > r.txt"
     words = ("race", "./greet", "-m", task, "--agents", "scripted", "--ref", "main")
-    more = ("--network", "none", "-e", "MODE=fast", "--tier", "minimal", "--permission", "sandboxed")
+    more = (
+        "--network",
+        "none",
+        "-e",
+        "MODE=fast",
+        "--tier",
+        "minimal",
+        "--permission",
+        "sandboxed",
+    )
     checked = ("--check", "grep fast r.txt", "--check-timeout", "1m", "--timeout", "1m")
+    more = (*more, "--permission", "sandboxed")
     done = carrel(*words, *more, *checked, "--name", "opts", "--json")
     assert done.code == 0, done
     told = json.loads(done.out)
