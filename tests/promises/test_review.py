@@ -280,7 +280,10 @@ def test_checkpoints_of_turns(carrel: Program, desk: str) -> None:
     sh(carrel, desk, commit("Mine"))
     carrel.good("checkpoint", desk, "-m", "with a commit")
     carrel.good("send", desk, "write a.txt two", "--wait", "--continue")
-    assert len(carrel.json("checkpoints", desk)["checkpoints"]) == 3
+    until = time.monotonic() + TIMEOUT_S
+    while len(carrel.json("checkpoints", desk)["checkpoints"]) < 3:
+        assert time.monotonic() < until
+        time.sleep(LOOK_S)
     by_hand = next(
         one for one in carrel.json("checkpoints", desk)["checkpoints"] if one.get("message")
     )
