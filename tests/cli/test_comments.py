@@ -34,7 +34,7 @@ def test_comment_and_send(carrel: Program, project: Path) -> None:
     assert "> 3 | two" in told["prompt"]
     assert carrel("comments", name, "--send").code == 4
     assert carrel("comments", name).err == "There are no open comments.\n"
-    [sent] = json.loads(carrel.good("comments", name, "--json"))["comments"]
+    [sent] = json.loads(carrel.good("comments", name, "--all", "--json"))["comments"]
     assert (sent["state"], sent["turn"]) == ("sent", turn)
     assert "comments were sent" in carrel.good("events", "--space", name)
 

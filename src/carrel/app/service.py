@@ -450,7 +450,7 @@ def _assemble(
         *(store, journal, spaces, open_spaces, shared),
         TreeTaker(settings.data / "takes", app.bases),
     )
-    comments = Comments(store, journal, spaces, files, turns, shared, comment_lines)
+    comments = Comments(store, journal, spaces, files, turns, shared, diffs, comment_lines)
     checkpoints = Checkpoints(
         *(store, journal, spaces, open_spaces, shared, turns),
         states_of,

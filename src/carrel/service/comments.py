@@ -14,6 +14,7 @@ from carrel.domain.errors import (
     CarrelError,
     CommentNotFound,
     CommentRefused,
+    InsufficientDisk,
     PathError,
     StateConflict,
     TooLarge,
@@ -23,8 +24,8 @@ from carrel.domain.files import Files
 from carrel.domain.ids import new_id
 from carrel.domain.spaces import Space
 from carrel.domain.store import Forget, Store
-from carrel.domain.trees import ReviewQuery
 from carrel.domain.turns import Turn, TurnRequest
+from carrel.service.diffs import DiffRequest, SpaceDiffs
 from carrel.service.files import SpaceFiles
 from carrel.service.journal import Journal
 from carrel.service.shared import Shared
@@ -56,6 +57,7 @@ class Comments:
         files: SpaceFiles,
         turns: Turns,
         shared: Shared,
+        diffs: SpaceDiffs,
         finder: LineFinder,
     ) -> None:
         self._store = store
@@ -65,6 +67,7 @@ class Comments:
         self._turns = turns
         self._locks = shared.locks
         self._tasks = shared.tasks
+        self._diffs = diffs
         self._finder = finder
 
     async def add(
@@ -244,10 +247,11 @@ class Comments:
         return places
 
     async def _renamed(self, caller: Caller, space: Space, paths: set[str]) -> dict[str, str]:
-        query = ReviewQuery(most=_MOST_RENAMED, ignored=True)
-        with suppress(StateConflict):
-            found = await self._spaces.review(caller, space.space_id, query)
-            return {one.old_path: one.path for one in found.listed if one.old_path in paths}
+        """The old names and the new ones, of files that may have other lines too."""
+        asked = DiffRequest(space.space_id, ignored=True)
+        with suppress(StateConflict, InsufficientDisk):
+            found = await self._diffs.files(caller, asked, _MOST_RENAMED)
+            return {one.old_path: one.path for one in found.files if one.old_path in paths}
         return {}
 
 

@@ -66,10 +66,10 @@ def comments(call: VerbCall) -> None:
     for one in call.texts("remove"):
         found = call.ask("comments.remove", space, one)
     found = found or call.ask("comments.list", space)
-    if call.json:
-        call.show(found)
-        return
     shown = [one for one in found["comments"] if call.flag("all") or one["state"] != "sent"]
+    if call.json:
+        call.show({**found, "comments": shown})
+        return
     for one in shown:
         call.say(_shown(one))
     if not shown and not call.texts("remove"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from carrel.cli.call import UNSOUND, VerbCall
@@ -26,7 +27,7 @@ from carrel.cli.verbs.spaces import UNCONFINED, runtime_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import Any
 
@@ -274,11 +275,33 @@ def _plan(call: VerbCall, root: Path) -> tuple[EnvironmentPlan, StackPlan]:
         call.text("devcontainer"),
         services=call.text("services"),
     )
-    # The images that the daemon keeps are its own; engines are asked here.
+    kept = _images_of(call.place.data)
+    # Engines are asked with an empty place of their own.
     with TemporaryDirectory(prefix="carrel-inspect-") as folder:
-        means = EngineMeans(Engines(Path(folder)), lambda _name: False)
+        means = EngineMeans(Engines(Path(folder)), kept)
         plan = plan_project(root, asked, means)
         return plan, plan_stack(root, asked, plan, means)
+
+
+def _images_of(data: str) -> Callable[[str], bool]:
+    """Whether an image is in the data folder, which needs no daemon; nobody else's can be read."""
+    from pathlib import Path
+
+    from carrel.domain.errors import ImageNotFound, TreeDamaged
+    from carrel.trees.images.store import ImageStore
+
+    if not data or not os.access(f"{data}/images", os.R_OK | os.X_OK):
+        return lambda _name: False
+    store = ImageStore(Path(data))
+
+    def kept(name: str) -> bool:
+        try:
+            store.get(name)
+        except (ImageNotFound, TreeDamaged):
+            return False
+        return True
+
+    return kept
 
 
 def _stack_lines(stack: dict[str, Any]) -> Iterator[str]:
