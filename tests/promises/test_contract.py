@@ -1,0 +1,170 @@
+"""No operation of the contract and no code of an error is without a program in this folder that
+calls or provokes it. Both are looked for in what the programs say, so that a new row of
+`api/routes.py` and a new error ask for a check at once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from carrel.api.routes import OPERATIONS, Operation
+from carrel.domain.errors import declared
+from carrel.interfaces.http.answers import STATUS
+
+HERE = Path(__file__)
+TESTS = HERE.parents[1]
+METHODS = ("get", "post", "put", "patch", "delete")
+ROW = re.compile(rf"({'|'.join(METHODS).upper()}) (/.*)")
+"""As a table of calls names one."""
+ANY = "{}"
+"""Stands for what is only known when the program runs."""
+
+NOT_ASKED = {
+    "agents.install": "It fetches a program from a registry. `test_errors` has it refused.",
+    "images.pull": "It asks a registry. `test_errors` has it refused.",
+}
+"""Operations whose success no program here can see, and why."""
+
+ELSEWHERE: dict[str, str] = {}
+"""Codes that take more than a client to provoke, and the test that has what it takes."""
+
+NEVER: dict[str, str] = {}
+"""Codes that no client is ever told, and why they are there."""
+
+
+@cache
+def programs() -> dict[str, ast.Module]:
+    return {
+        path.name: ast.parse(path.read_text()) for path in HERE.parent.glob("*.py") if path != HERE
+    }
+
+
+def _path(node: ast.expr, module: ast.Module) -> str:
+    """What it is as far as it can be read."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(
+                _path(one.value if isinstance(one, ast.FormattedValue) else one, module)
+                if isinstance(one, ast.Constant) or _names_a_constant(one, module)
+                else ANY
+                for one in parts
+            )
+        case ast.Name(id=name) if name in _constants(module):
+            return _constants(module)[name]
+        case ast.Call(func=ast.Name(id="at"), args=[_, *rest]):
+            (found,) = (one for one in module.body if _is_at(one))
+            assert isinstance(found, ast.FunctionDef) and isinstance(found.body[0], ast.Return)
+            before = _path(found.body[0].value or node, module)
+            return before.removesuffix(ANY) + (_path(rest[0], module) if rest else "")
+    return ANY
+
+
+def _is_at(node: ast.stmt) -> bool:
+    """Of a module that names the path of a thing by a function of one line."""
+    return isinstance(node, ast.FunctionDef) and node.name == "at"
+
+
+def _constants(module: ast.Module) -> dict[str, str]:
+    return {
+        one.targets[0].id: one.value.value
+        for one in module.body
+        if isinstance(one, ast.Assign)
+        and isinstance(one.targets[0], ast.Name)
+        and isinstance(one.value, ast.Constant)
+        and isinstance(one.value.value, str)
+    }
+
+
+def _names_a_constant(node: ast.expr, module: ast.Module) -> bool:
+    return (
+        isinstance(node, ast.FormattedValue)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in _constants(module)
+    )
+
+
+def _calls(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Methods and paths."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            if found := ROW.fullmatch(_path(node, module)):
+                yield found[1], found[2]
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, args = node.func.attr, node.args
+        if name in METHODS and args:
+            yield name.upper(), _path(args[0], module)
+        if name in ("stream", "request") and len(args) > 1 and isinstance(args[0], ast.Constant):
+            yield str(args[0].value), _path(args[1], module)
+
+
+def _known(row: Operation, path: str) -> int:
+    """How many words of its path are said; -1: another one is meant. A path that begins with
+    something unknown has to end as the row does."""
+    words, wanted = path.partition("?")[0].split("/"), row.path.split("/")
+    if words[0] == ANY:
+        words = words[1:]
+        wanted = wanted[-len(words) :] if words else []
+    if not words or len(words) != len(wanted):
+        return -1
+    pairs = list(zip(words, wanted, strict=True))
+    if not all("{" in there or there == here for here, there in pairs):
+        return -1
+    return sum(here == there for here, there in pairs)
+
+
+@cache
+def called() -> frozenset[str]:
+    """The operations that are meant, where that is certain."""
+    found = set()
+    for name, module in programs().items():
+        # What is refused there is not what it is for.
+        for method, path in () if name == "test_errors.py" else _calls(module):
+            rows = [row for row in OPERATIONS if row.method == method]
+            most = max(_known(row, path) for row in rows)
+            meant = [row.name for row in rows if _known(row, path) == most]
+            if most > 0 and len(meant) == 1:
+                found.add(meant[0])
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("row", OPERATIONS, ids=lambda row: row.name)
+def test_each_operation_is_called(row: Operation) -> None:
+    """By plain HTTP."""
+    if row.name in NOT_ASKED:
+        assert NOT_ASKED[row.name] and row.name not in called()
+    else:
+        assert row.name in called(), f"no program in tests/promises asks: {row.method} {row.path}"
+
+
+@cache
+def provoked() -> frozenset[str]:
+    """Codes that programs name, by themselves or by the class that Python has for them."""
+    classes = {error.__name__: code for code, error in declared().items()}
+    found = set()
+    for module in programs().values():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and node.value in STATUS:
+                found.add(str(node.value))
+            if isinstance(node, ast.Attribute) and node.attr in classes:
+                found.add(classes[node.attr])
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_each_code_is_provoked(code: str) -> None:
+    if code in NEVER:
+        assert NEVER[code] and code not in provoked()
+    elif code in ELSEWHERE:
+        name = declared()[code].__name__ if code in declared() else code
+        there = (TESTS / ELSEWHERE[code]).read_text()
+        assert code not in provoked() and re.search(rf"\b({code}|{name})\b", there)
+    else:
+        assert code in provoked(), f"no program in tests/promises is told {code}"
