@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("agent keys")
 
 LONG_AGO = 1_600_000_000.0
 """When a login was good."""
+IMPORT = "/v1/agents/claude-code/import"
 SECRET = "sk-ant-planted-key-that-nobody-tells"
 
 
@@ -102,17 +103,16 @@ def test_a_closed_space_reaches_no_model(owner: httpx.Client) -> None:
 
 
 def test_an_imported_login_that_is_over(owner: httpx.Client) -> None:
-    path = "/v1/agents/claude-code/import"
     login = {"credential": "anthropic", "value": SECRET, "expires_at": LONG_AGO}
-    kept = good(owner.put(path, json={"login": login, "files": {"CLAUDE.md": "QmUgYnJpZWYu"}}))
+    kept = good(owner.put(IMPORT, json={"login": login, "files": {"CLAUDE.md": "QmUgYnJpZWYu"}}))
     assert kept["imported"] and SECRET not in str(kept)
     assert "carrel agents import" in refused(owner, made(owner, "claude-code"), 422, "login_expired")
     # A stored key comes before it.
     good(owner.put("/v1/credentials/anthropic", json={"value": SECRET}))
     elsewhere = {"ANTHROPIC_BASE_URL": "https://elsewhere.example"}
     refused(owner, made(owner, "claude-code"), 403, "variable_refused", env=elsewhere)
-    assert not good(owner.delete(path))["imported"]
-    bad(owner.delete(path), 404, "credential_not_found")
+    assert not good(owner.delete(IMPORT))["imported"]
+    bad(owner.delete(IMPORT), 404, "credential_not_found")
 
 
 def test_keys_in_variables_of_a_space_are_not_shown(owner: httpx.Client) -> None:

@@ -106,12 +106,13 @@ def _calls(module: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _known(row: Operation, path: str) -> int:
-    """How many words of its path are said; -1: another one is meant. A path that begins with
-    something unknown has to end as the row does."""
+    """How many words of its path are said; -1: another one is meant. What a path begins with and
+    is not known is the path of a thing."""
     words, wanted = path.partition("?")[0].split("/"), row.path.split("/")
     if words[0] == ANY:
         words = words[1:]
-        wanted = wanted[-len(words) :] if words else []
+        before = wanted[: -len(words)] if words else []
+        wanted = wanted[-len(words) :] if any("{" in one for one in before) else []
     if not words or len(words) != len(wanted):
         return -1
     pairs = list(zip(words, wanted, strict=True))

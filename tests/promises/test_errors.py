@@ -23,8 +23,10 @@ SETTINGS = {"spaces_per_caller": 1, "hub_rate": 100, "hub_questions": 2, "hub_cl
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with daemon_with(SETTINGS) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+        with daemon_with(SETTINGS) as found:
+            yield found
 
 
 @pytest.fixture
@@ -72,6 +74,7 @@ def _git(location: str, **more: str) -> dict[str, Any]:
 
 S = "/v1/spaces/{space}"
 NEW = "POST /v1/spaces"
+ABSENT = "nobodys.example/none:1"
 TAKE = {"paths": ["both.txt"], "into": "{other}"}
 ROWS: list[tuple[str, int, str, Any]] = [
     # Spaces
@@ -141,6 +144,9 @@ ROWS: list[tuple[str, int, str, Any]] = [
     ("space_invalid", 422, "POST /v1/tokens", {"scope": "space:sp_nobody"}),
     ("image_invalid", 422, "PUT /v1/images?name=broken", b"no archive"),
     ("image_not_found", 404, "GET /v1/images/none", None),
+    ("engine_unavailable", 422, "POST /v1/images/pull", {"image": ABSENT, "engine": "docker"}),
+    ("image_not_in_engine", 422, "POST /v1/images/pull", {"image": ABSENT, "local": True}),
+    ("environment_refused", 422, "POST /v1/images/build", {"project": "{plain}"}),
     ("server_not_found", 404, "DELETE /v1/servers/none", None),
     ("instance_not_found", 404, "GET /v1/instances/in_nobody", None),
     ("route_not_found", 404, "GET /v1/nothing", None),
