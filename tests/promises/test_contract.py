@@ -30,11 +30,37 @@ NOT_ASKED = {
 }
 """Operations whose success no program here can see, and why."""
 
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE = {
+    "daemon_running": "daemon/test_control.py",
+    "engine_timeout": "environments/engines/test_building.py",
+    "git_timeout": "trees/git/test_process.py",
+    "insufficient_disk": "faults/test_full_disk.py",
+    "landing_half_done": "faults/test_full_disk_in_review.py",
+    "launcher_unavailable": "faults/test_machine_launcher.py",
+    "limits_unavailable": "runtimes/test_cgroups.py",
+    "project_changed": "trees/bases/test_bad_projects.py",
+    "request_timeout": "interfaces/http/test_connections.py",
+    "slow_reader": "hub/test_publishing.py",
+    "store_busy": "faults/test_machine_records.py",
+    "store_damaged": "faults/test_machine_records.py",
+    "store_read_only": "store/test_faults.py",
+    "store_too_new": "faults/test_machine_records.py",
+    "tree_damaged": "daemon/test_images.py",
+}
 """Codes that take more than a client to provoke, and the test that has what it takes."""
 
-NEVER: dict[str, str] = {}
-"""Codes that no client is ever told, and why they are there."""
+NEVER = {
+    "base_in_use": "Clean-up goes on to the next base.",
+    "container_gone": "A container ends between two steps of a start, and is made anew.",
+    "instance_error": "What all errors of instances are.",
+    "internal": "What nobody foresaw; tests/interfaces/http/test_parts.py has the answer's form.",
+    "isolation_unproven": "A sandbox would have to be broken.",
+    "sandbox_not_found": "The service removes a sandbox once.",
+    "tree_exists": "The service makes one tree for a space.",
+    "tree_not_found": "The service removes a tree once.",
+    "warm_unavailable": "The server is started cold instead.",
+}
+"""Codes that no client can be made to be told, and why."""
 
 
 @cache

@@ -4,8 +4,10 @@ plain HTTP. `test_contract` sees that no code is forgotten."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import httpx
 import pytest
 
 from tests.daemon.requesting import daemon_with
-from tests.daemon.rig import ANSWER_S, Daemon, bad, good
+from tests.daemon.rig import ANSWER_S, Daemon, bad, daemon_in, good
 from tests.promises.test_hub import line
 
 pytestmark = pytest.mark.xdist_group("errors")
@@ -48,6 +50,8 @@ def there(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         subprocess.run([*words, *more], check=True)
     (folder / "setup").mkdir()
     (folder / "setup" / "carrel.toml").write_text('[setup]\nrun = ["exit 3"]\n')
+    (folder / "loop").symlink_to("loop")
+    (folder / "locked").mkdir(mode=0o555)
     with daemon.local() as client:
         asked = {"project": _folder(git)}
         made = [good(client.post("/v1/spaces", json=asked))["id"] for _ in range(3)]
@@ -60,7 +64,8 @@ def there(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         **dict(zip(("space", "changed", "other"), made, strict=True)),
         **{"stopped": stopped, "data": str(daemon.data)},
         **{"git": str(git), "plain": str(plain), "file": str(plain / "a.txt")},
-        "setup": str(folder / "setup"),
+        **{"setup": str(folder / "setup"), "loop": str(folder / "loop")},
+        "locked": str(folder / "locked"),
     }
 
 
@@ -75,6 +80,7 @@ def _git(location: str, **more: str) -> dict[str, Any]:
 S = "/v1/spaces/{space}"
 NEW = "POST /v1/spaces"
 ABSENT = "nobodys.example/none:1"
+WORK = {"instructions": "write a 1"}
 TAKE = {"paths": ["both.txt"], "into": "{other}"}
 ROWS: list[tuple[str, int, str, Any]] = [
     # Spaces
@@ -100,6 +106,10 @@ ROWS: list[tuple[str, int, str, Any]] = [
     ("ref_not_found", 422, NEW, _git("{git}", ref="nowhere")),
     ("git_failed", 422, NEW, _git("http://127.0.0.1:1/nobodys.git")),
     ("archive_invalid", 422, NEW, {"project": {"kind": "archive", "location": "{file}"}}),
+    ("project_unreadable", 422, NEW, {"project": {"kind": "archive", "location": "{loop}"}}),
+    ("project_unreadable", 422, NEW, _git("{loop}")),
+    ("project_invalid", 422, NEW, {"project": _folder("{loop}")}),
+    ("project_read_only", 422, "POST /v1/requests", {"workspace_path": "{locked}", **WORK}),
     # Commands
     ("run_not_found", 404, "GET /v1/runs/ru_nobody", None),
     ("command_invalid", 422, f"POST {S}/exec", {"argv": ["true"], "cwd": "/nowhere/at/all"}),
@@ -146,6 +156,7 @@ ROWS: list[tuple[str, int, str, Any]] = [
     ("image_not_found", 404, "GET /v1/images/none", None),
     ("engine_unavailable", 422, "POST /v1/images/pull", {"image": ABSENT, "engine": "docker"}),
     ("image_not_in_engine", 422, "POST /v1/images/pull", {"image": ABSENT, "local": True}),
+    ("engine_failed", 502, "POST /v1/images/pull", {"image": "127.0.0.1:1/none:1"}),
     ("environment_refused", 422, "POST /v1/images/build", {"project": "{plain}"}),
     ("server_not_found", 404, "DELETE /v1/servers/none", None),
     ("instance_not_found", 404, "GET /v1/instances/in_nobody", None),
@@ -214,6 +225,19 @@ def test_labels_of_carrels_own(owner: httpx.Client, there: dict[str, str]) -> No
         bad(owner.post("/v1/spaces", json={"labels": labels}), 422, "space_invalid")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files that nobody changes")
+def test_a_file_that_may_not_be_touched(owner: httpx.Client) -> None:
+    space = good(owner.post("/v1/spaces", json={"driver": "copy"}))
+    path = f"/v1/spaces/{space['id']}/files?path=fixed"
+    assert owner.put(path, content=b"as it is").is_success
+    subprocess.run(["chattr", "+i", f"{space['path']}/fixed"], check=True)
+    try:
+        bad(owner.put(path, content=b"other"), 403, "path_denied")
+        bad(owner.delete(path), 403, "path_denied")
+    finally:
+        subprocess.run(["chattr", "-i", f"{space['path']}/fixed"], check=True)
+
+
 def test_a_check_that_fails_keeps_work_out(owner: httpx.Client, there: dict[str, str]) -> None:
     asked = {"branch": "checked", "check": "echo why; exit 3"}
     told = bad(owner.post(f"/v1/spaces/{there['other']}/land", json=asked), 409, "check_failed")
@@ -250,6 +274,13 @@ def test_an_agent_that_says_nothing(owner: httpx.Client) -> None:
     assert told["result"]["error"]["code"] == "empty_response", told
 
 
+def test_a_data_folder_that_ssh_cannot_name() -> None:
+    folder = Path(tempfile.mkdtemp(prefix='carrel-"'))
+    folder.chmod(0o711)
+    with daemon_in(folder, listen=None) as daemon, daemon.local() as client:
+        assert bad(client.get("/v1/ssh"), 422, "ssh_unavailable")["detail"]
+
+
 # By the hub
 
 
@@ -274,8 +305,11 @@ for number in range(5):
     one = socket.socket(socket.AF_UNIX)
     one.connect(os.environ["CARREL_HUB"].removeprefix("unix:"))
     lines = one.makefile("rw")
-    print(json.dumps({"type": "client_register", "id": "1", "payload": {"kind": "agent"}}),
-          file=lines, flush=True)
+    told = {"type": "client_register", "id": "1", "payload": {"kind": "agent"}}
+    try:
+        one.sendall(json.dumps(told).encode() + b"\\n")
+    except BrokenPipeError:
+        pass  # It was told why already.
     told = json.loads(lines.readline())
     held.append((one, lines))
     print(told["payload"].get("code", "in"))

@@ -143,7 +143,8 @@ def test_lists_are_filtered_and_paged(owner: httpx.Client) -> None:
     ask(owner, "versioned", retention={"policy": "versioned", "series": "a/b"})
     done(owner, "versioned")
     assert listed(series="a/b") == ["versioned"]
-    (one,) = good(owner.get("/v1/series/a/b/versions"))["versions"]
+    series = "a/b"
+    (one,) = good(owner.get(f"/v1/series/{series}/versions"))["versions"]
     assert one["version"] == 1
     assert "+1" in owner.get("/v1/series/a/b/diff", params={"from": 0}).text
 
