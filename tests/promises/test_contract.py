@@ -195,3 +195,22 @@ def test_each_code_is_provoked(code: str) -> None:
         assert code not in provoked() and re.search(rf"\b({code}|{name})\b", there)
     else:
         assert code in provoked(), f"no program in tests/promises is told {code}"
+
+
+def _documented(page: str) -> set[str]:
+    """The codes in its tables of codes, and in its list of them."""
+    tables = re.findall(r"^\| code .*\n\|[-| ]+\n((?:\|.*\n)+)", page, re.M)
+    words = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    words += re.findall(r"^## Codes\n\n(.*?)\n\n", page, re.M | re.S)
+    return {code for one in words for code in re.findall(r"`([a-z_]+)`", one)} - DETAILS
+
+
+DETAILS = {"question_id", "retry_after_ms"}
+"""What comes with a code, and is named beside it."""
+
+
+def test_codes_on_the_pages_are_real() -> None:
+    pages = {page.name: page.read_text() for page in (TESTS.parent / "docs").rglob("*.md")}
+    found = {name: _documented(page) for name, page in pages.items()}
+    assert sum(map(len, found.values())) > 80
+    assert not {name: codes - {*STATUS} for name, codes in found.items() if codes - {*STATUS}}
