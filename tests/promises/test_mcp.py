@@ -105,6 +105,57 @@ def test_what_an_agent_is_refused(client: carrel.Client, space: Space) -> None:
     assert all({*one} == {"code", "message", "hint"} for one in found)
 
 
+def test_another_agent_needs_a_persons_yes(
+    daemon: Daemon, client: carrel.Client, space: Space
+) -> None:
+    """To just that; and the space that is made shares what its maker has."""
+    asked = {"name": "other", "frontend": "agent-sdk", "timeout_s": 0}
+    (told,) = does(client, space, tool("spawn_space", **asked))
+    assert told["code"] == "agreement_needed"
+    (item,) = waiting(daemon, space)
+    assert item["own"] and item["choices"] and item["id"] in told["hint"]
+    assert "agent-sdk" in item["text"]
+    with daemon.local() as http:
+        answer = {"answer": "yes"}
+        assert http.post(f"/v1/inbox/{item['id']}/answer", json=answer).is_success
+    # One such space, and not another.
+    again = {**asked, "name": "more", "question_id": item["id"]}
+    made, refused = does(
+        *(client, space, tool("spawn_space", **asked, question_id=item["id"])),
+        tool("spawn_space", **again),
+    )
+    assert refused["code"]
+    child = client.get(made["id"])
+    assert child.info.agent == "agent-sdk" and child.info.parent == space.id
+    assert child.info.network == space.info.network == "none"
+    child.remove(force=True)
+
+
+def test_deleting_work_needs_a_persons_yes(
+    daemon: Daemon, client: carrel.Client, space: Space
+) -> None:
+    spawned, waited, told = does(
+        *(client, space),
+        tool("spawn_space", name="done", initial_prompt="write a.txt 1", frontend="scripted"),
+        tool("wait_for_space", space="done"),
+        tool("delete_space", space="done", timeout_s=0),
+    )
+    assert waited["turn"]["state"] == "complete"
+    (item,) = waiting(daemon, space)
+    assert item["id"] in told["hint"]
+    with daemon.local() as http:
+        assert http.post(f"/v1/inbox/{item['id']}/answer", json={"answer": "yes"}).is_success
+    # Nothing is asked where nothing would be lost.
+    gone, _, empty = does(
+        *(client, space, tool("delete_space", space="done", question_id=item["id"])),
+        tool("spawn_space", name="empty", frontend="scripted"),
+        tool("delete_space", space="empty"),
+    )
+    assert gone["removed"] and empty["removed"] and not waiting(daemon, space)
+    with pytest.raises(carrel.errors.SpaceNotFound):
+        client.get(spawned["id"]).run(["true"])
+
+
 # Outside of a space
 
 

@@ -188,6 +188,8 @@ class CarrelError(Exception):
     kind: ClassVar[Kind] = INTERNAL
     again: ClassVar[bool | None] = None
     """Whether it may be otherwise the next time; None: as its kind says."""
+    advice: ClassVar[str] = ""
+    """The hint of one that is raised without any."""
 
     @property
     def passing(self) -> bool:
@@ -196,7 +198,7 @@ class CarrelError(Exception):
     def __init__(self, message: str, *, hint: str = "", **details: object) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.advice
         self.details = details
 
     def __str__(self) -> str:
@@ -221,6 +223,7 @@ class ProjectNotAFolder(ProjectError):
 class ProjectUnreadable(ProjectError):
     code = "project_unreadable"
     kind = UNUSABLE
+    advice = "Look at its owner and mode."
 
 
 class ProjectReadOnly(ProjectError):
@@ -247,6 +250,7 @@ class ProjectTooLarge(ProjectError):
 class ProjectInvalid(ProjectError):
     code = "project_invalid"
     kind = UNUSABLE
+    advice = "Check what it names."
 
 
 class RefNotFound(ProjectError):
@@ -257,6 +261,7 @@ class RefNotFound(ProjectError):
 class GitFailed(ProjectError):
     code = "git_failed"
     kind = UNUSABLE
+    advice = "Check the address and the network, or try it with git itself."
 
 
 class GitTimeout(ProjectError):
@@ -283,6 +288,7 @@ class TreeError(CarrelError):
 class TreeUnavailable(TreeError):
     code = "tree_unavailable"
     kind = UNAVAILABLE
+    advice = "`carrel doctor` says what this machine can do."
 
 
 class TreeNotFound(TreeError):
@@ -318,31 +324,37 @@ class PathError(TreeError):
 class PathEscapes(PathError):
     code = "path_escapes"
     kind = DENIED
+    advice = "Name a path within the tree."
 
 
 class PathInvalid(PathError):
     code = "path_invalid"
     kind = UNUSABLE
+    advice = "Name another one."
 
 
 class PathNotFound(PathError):
     code = "path_not_found"
     kind = NOT_FOUND
+    advice = "Check the path."
 
 
 class PathExists(PathError):
     code = "path_exists"
     kind = CONFLICT
+    advice = "Name another one, or remove it first."
 
 
 class PathDenied(PathError):
     code = "path_denied"
     kind = DENIED
+    advice = "Look at its owner and mode."
 
 
 class PathWrongKind(PathError):
     code = "path_wrong_kind"
     kind = CONFLICT
+    advice = "Look at what is there."
 
 
 class CopyNotFound(TreeError):
@@ -373,6 +385,7 @@ class ImageInUse(ImageError):
 class SandboxUnavailable(CarrelError):
     code = "sandbox_unavailable"
     kind = UNAVAILABLE
+    advice = "`carrel doctor` says what this machine can do."
 
 
 class IsolationUnproven(SandboxUnavailable):
@@ -389,6 +402,7 @@ class LimitsUnavailable(SandboxUnavailable):
 class LauncherUnavailable(SandboxUnavailable):
     code = "launcher_unavailable"
     kind = UNAVAILABLE
+    advice = "Try again; the daemon's log has more."
 
 
 class ImageNeeded(SandboxUnavailable):
@@ -590,11 +604,13 @@ class ResolveFailed(AgentError):
 class ProviderMismatch(AgentError):
     code = "provider_mismatch"
     kind = INVALID
+    advice = "Begin a new conversation."
 
 
 class ContinuationNotFound(AgentError):
     code = "continuation_not_found"
     kind = NOT_FOUND
+    advice = "Begin a new conversation."
 
 
 class ModelNotSupported(AgentError):

@@ -395,10 +395,13 @@ class RequestReads:
 
     def _gone(self, request: Request) -> WorkspaceGone:
         there = request.workspace is Workspace.THERE
+        hint = "Ask for `retain` or `hold_s` to fetch files later."
+        if request.workspace is Workspace.ARCHIVED:
+            hint = f"All its files: carrel request fetch {request.request_id} --out FOLDER"
         return WorkspaceGone(
             f"The workspace of {request.request_id} is "
             f"{Workspace.GONE if there else request.workspace}.",
-            hint="Ask for `retain` or `hold_s` to fetch files later.",
+            hint=hint,
         )
 
     async def versions(self, caller: Caller, series: str) -> Sequence[Request]:

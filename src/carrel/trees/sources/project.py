@@ -50,7 +50,8 @@ def open_project(request: BaseRequest, data: Path, on_progress: OnProgress) -> O
         return Opened(_key(request, project.location), producer=repository)
     path = Path(project.location)
     if project.kind is ProjectKind.ARCHIVE or (os.path.isfile(path) and is_archive(path)):
-        if data.resolve() in path.resolve().parents:
+        # `Path.resolve` raises no OSError for a loop of links.
+        if data.resolve() in Path(os.path.realpath(path)).parents:
             raise ProjectInvalid(
                 f"{project.location!r} is in Carrel's own data folder.", hint="Check the path."
             )
