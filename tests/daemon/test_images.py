@@ -301,6 +301,39 @@ def test_its_git_runs_there_too(client: httpx.Client, image: Path) -> None:
     assert "No commits yet" in git("env -C /home/user/made git status")
 
 
+PLANTED = """[core]
+    repositoryformatversion = 0
+    fsmonitor = "touch /tmp/ran;"
+[filter "f"]
+    clean = touch /tmp/ran; cat
+[alias]
+    st = "!touch /tmp/ran"
+"""
+
+
+@pytest.mark.parametrize("folder", ["", "sub/folder"])
+def test_a_git_of_its_own_takes_the_tree_for_a_strangers(
+    client: httpx.Client, image: Path, folder: str
+) -> None:
+    """One that an agent brings, or starts by its path, is beside its key."""
+    space = make(client, image)
+    script = (
+        f"mkdir -p ./{folder}; cd ./{folder}; mkdir -p .git/objects .git/refs .git/hooks;"
+        f"echo ref: refs/heads/main > .git/HEAD; printf '{PLANTED}' > .git/config;"
+        "echo '* filter=f' > .gitattributes; touch a;"
+        "printf '#!/bin/sh\ntouch /tmp/ran\n' > .git/hooks/pre-commit; chmod +x .git/hooks/*"
+    )
+    assert sh(client, space, script) == (0, "")
+    at = f"/workspace/{folder}"
+    for words in ("status", "add a", "commit -m x", "diff", "st", "log", "ls-files -m"):
+        for command in (f"env -C {at} /usr/bin/git {words}", f"/usr/bin/git -C {at} {words}"):
+            assert sh(client, space, command, place="agent")[0] != 0, command
+    assert sh(client, space, "test -e /tmp/ran", place="agent")[0] == 1
+    own = "PATH=/run/carrel/dev:$PATH; git init -q made && cd made && git add -A && git status"
+    done = sh(client, space, f"cd && {own}", place="agent")
+    assert done[0] == 0 and "No commits yet" in done[1]
+
+
 ON_A_TERMINAL = """
 import os, pty, sys
 status = pty.spawn(["/run/carrel/dev/bash", "-c", sys.argv[1]])

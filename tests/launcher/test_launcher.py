@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import resource
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from carrel.domain.runtimes import ExitReason, Output
 from carrel.domain.trees import TreeMount
 from carrel.launcher import wire
 from carrel.launcher.client import Launcher
-from carrel.linux import processes
+from carrel.linux import libc, processes
 from carrel.runtimes.bubblewrap import BubblewrapRuntime
 from tests.conformance.runtime_rig import WAIT_S, Rig, finish, open_rig
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture
@@ -234,6 +237,47 @@ async def test_a_sandbox_outlives_its_launcher(rig: Rig) -> None:
     assert processes.start_time(run.pid) is None
     taken_up.close()
     run.close()
+
+
+@pytest.fixture
+def nobody_waits() -> Iterator[None]:
+    """Whatever is left alone below us becomes our child, as that of the first process of many
+    containers: nobody waits for it until the test is over."""
+    mine = set(processes.children(os.getpid()))
+    _adopt_orphans(True)
+    yield
+    _adopt_orphans(False)
+    for pid in set(processes.children(os.getpid())) - mine:
+        if processes.start_time(pid) is None:
+            os.waitpid(pid, 0)
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    libc.call("prctl", PR_SET_CHILD_SUBREAPER, *map(ctypes.c_ulong, (int(adopt), 0, 0, 0)))
+
+
+async def test_what_nobody_waits_for_keeps_no_sandbox(nobody_waits: None, rig: Rig) -> None:
+    """The first process of a sandbox stays until somebody has waited for each of the others. Those
+    of a launcher that died are left to whoever is above it."""
+    sandbox = await rig.start()
+    for _ in range(2):
+        run = await rig.begin(sandbox, "sh", "-c", "echo on > mark; exec sleep 60")
+        await rig.sh(sandbox, "until [ -s mark ]; do :; done; rm mark", timeout_s=WAIT_S)
+        await rig.kill_launcher()
+        rig.launcher.close()
+        rig.launcher = Launcher(rig.data)
+        rig.runtime = rig.make_runtime()
+        taken_up = await rig.runtime.attach(sandbox, run.run_id)
+        async with asyncio.timeout(WAIT_S):
+            await rig.runtime.stop(sandbox, grace_s=0.1)
+            assert (await taken_up.wait()).reason is ExitReason.LOST
+        assert processes.start_time(run.pid) is None
+        assert run.pid in processes.children(os.getpid()), "nobody has waited for it"
+        sandbox = await rig.runtime.start(sandbox.spec, TreeMount(sandbox.spec.tree))
+        assert (await rig.sh(sandbox, "echo again", timeout_s=WAIT_S)).out == "again\n"
+        taken_up.close()
+        run.close()
+    rig.sandboxes[:] = [sandbox]
 
 
 async def test_a_stop_that_was_given_up_ends_nothing_later(rig: Rig) -> None:

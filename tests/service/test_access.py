@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import os
 from pathlib import Path
 from typing import cast
 
@@ -101,6 +103,36 @@ def test_tokens_read_only_what_was_opened(tmp_path: Path) -> None:
     for url in ("file:///etc", "ext::sh -c id", "/etc", "user@host:x", "https:/etc"):
         with pytest.raises(Forbidden):
             admit(url, ProjectKind.GIT)
+
+
+def test_what_was_looked_at_is_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else puts a link in the place of a folder above the project meanwhile."""
+    for name in ("roots/up/project", "secret/project"):
+        (tmp_path / name).mkdir(parents=True)
+    up, roots = tmp_path / "roots/up", (tmp_path / "roots",)
+    real = os.path.realpath
+
+    def look(path: str, **how: bool) -> str:
+        found = real(path, **how)
+        if not up.is_symlink():
+            up.rename(tmp_path / "roots/away")
+            up.symlink_to(tmp_path / "secret")
+        return found
+
+    monkeypatch.setattr("os.path.realpath", look)
+    asked = SpaceRequest(Project(ProjectKind.FOLDER, f"{up}/project"))
+    assert access.admit(BLUE, asked, roots).project.location == f"{up}/project"
+    with pytest.raises(Forbidden):
+        access.admit(BLUE, asked, roots)
+
+    def moved(path: str, **how: bool) -> str:
+        raise OSError(errno.EINVAL, "moved meanwhile", path)
+
+    monkeypatch.setattr("os.path.realpath", moved)
+    with pytest.raises(Forbidden):
+        access.admit(BLUE, asked, roots)
 
 
 def test_a_space_stays_in_reach() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from carrel.agents.credentials import Credentials
 from carrel.app.service import Services
 from carrel.domain.access import LOCAL
 from carrel.domain.checkpoints import START
@@ -22,8 +23,10 @@ from carrel.domain.limits import LimitKind, Limits
 from carrel.domain.runtimes import Command, Network
 from carrel.domain.services import ServicePhase
 from carrel.domain.spaces import Space
+from carrel.domain.systems import CommandPlace
 from carrel.runtimes.limits.cgroups import Cgroups
 from carrel.service.checkpoints import ForkRequest
+from carrel.service.open_spaces import LOCAL_HOSTS
 from tests.accounts import Account
 from tests.busybox import busybox_image
 from tests.service.rig import leftovers, opened, output, request, run
@@ -361,6 +364,33 @@ async def test_runtimes_without_images_say_that_services_need_one(
         assert space.services == ()
         assert any("No services run" in note for note in space.image_notes)
         assert leftovers(data) != []
+
+
+async def test_no_service_is_taken_for_the_host_of_a_key(data: Path, tmp_path: Path) -> None:
+    """Beside the agent only names without a dot are found, and none to which the owner sends a
+    key: who wrote the file would else say where it goes."""
+    names = ["api.anthropic.com", "API.OPENAI.COM", "gateway", "cache.local", "Models", "plain"]
+    project = compose(
+        tmp_path,
+        {
+            "api.example.org": server("hello"),
+            "web": server("x", port=8081, networks={"n": {"aliases": names}}, hostname="db.shop"),
+        },
+        networks={"n": {}},
+    )
+    keys = Credentials(data / "auth")
+    keys.set("anthropic", "v", ["http://gateway:4000", "http://MODELS/v1"])
+    async with with_box(data) as services:
+        space = await new(services, project, image="box:1")
+        bare = await new(services, project)
+        for one in (space, bare):
+            command = Command(("cat", "/etc/hosts"))
+            record = await services.runs.start(one.space_id, command, place=CommandPlace.AGENT)
+            said = await output(services, await services.runs.wait(record.run_id))
+            assert said == LOCAL_HOSTS + "127.0.0.1 web\n127.0.0.1 plain\n"
+        _, said = await run(services, space, "nc cache.local 8081 </dev/null; cat /etc/hosts")
+        assert said.startswith("x\n")
+        assert {*names, "api.example.org", "db.shop"} <= set(said.split())
 
 
 def empty(folder: Path) -> Path:

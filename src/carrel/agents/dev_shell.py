@@ -11,6 +11,7 @@ Run by its path in the sandbox, with nothing but the standard library:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -35,6 +36,9 @@ CANNOT_RUN = 126
 GIT = "git"
 GIT_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 PASSED_TO_GIT = frozenset((*GIT_PLACES, "GIT_OPTIONAL_LOCKS", "GIT_LITERAL_PATHSPECS"))
+STRANGE = "GIT_TEST_ASSUME_DIFFERENT_OWNER"
+"""Has every git of the agent's refuse repositories that are not named as safe, and so the tree."""
+TREE = "/workspace"
 TAKEN = "CARREL_SHELL_TERMINAL"
 """Set where nobody else needs the terminal: a person came in by SSH."""
 
@@ -154,7 +158,8 @@ def is_own(words: list[str]) -> bool:
     home = os.path.realpath(os.environ.get("HOME") or "/nonexistent")
 
     def below(path: str) -> bool:
-        return os.path.realpath(path).startswith(f"{home}/")
+        real = os.path.realpath(path)
+        return real.startswith(f"{home}/") and not _is_of_the_tree(real, home)
 
     places = [os.environ[name] for name in GIT_PLACES if name in os.environ]
     named = [part for word in words for part in (word, word.partition("=")[2]) if part]
@@ -162,9 +167,20 @@ def is_own(words: list[str]) -> bool:
     return below(f"{os.getcwd()}/.git") and all(map(below, places))
 
 
+def _is_of_the_tree(path: str, home: str) -> bool:
+    """It is also shown where the project is on the host, and that can be below this home."""
+    while len(path) > len(home):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, TREE):
+                return True
+        path = os.path.dirname(path)
+    return False
+
+
 def run_own(words: list[str], without: str) -> int:
     """As the next one on the PATH."""
     folders = os.environ.get("PATH", os.defpath).split(":")
+    os.environ.pop(STRANGE, None)
     os.environ["PATH"] = ":".join(one for one in folders if os.path.realpath(one) != without)
     try:
         os.execvp(GIT, [GIT, *words])

@@ -64,7 +64,7 @@ from carrel.service.cleanup import Collector, Watch
 from carrel.service.comments import Comments
 from carrel.service.conflicts import ConflictTurns
 from carrel.service.creation import Creator
-from carrel.service.credentials import AgentKeys, Keyring
+from carrel.service.credentials import AgentKeys, Keyring, endpoint_hosts
 from carrel.service.dev_shells import DevShells
 from carrel.service.diffs import SpaceDiffs
 from carrel.service.disk_use import DiskUse
@@ -305,6 +305,7 @@ def _assemble(
         edits=app.edits,
         others=journal.staying,
         systems=systems,
+        reserved=partial(endpoint_hosts, agents.credentials, agents.imports),
     )
     trash = Trash(settings.data / "trash", settings.trash_bytes, settings.trash_s, TreeBundler())
     personal = PersonalGit(os.environ)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -123,11 +124,14 @@ class Loop:
             if os.WIFSTOPPED(status):
                 # It has asked to be traced by us, and waits for what we never do. It lives: to take
                 # that for its end would leave it to nobody.
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
                 continue
             action = self._on_exit.pop(pid, None)
             if action is not None:
-                action(status, usage)
+                # The others are waited for all the same: what nobody has waited for keeps its
+                # sandbox.
+                _survive(partial(action, status, usage))
             elif self._expecting:
                 self._unclaimed[pid] = (status, usage)
                 if len(self._unclaimed) > MOST_UNCLAIMED:

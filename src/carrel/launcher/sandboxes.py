@@ -32,6 +32,10 @@ from carrel.linux import mounts, processes
 
 LINGER_S = 10.0
 """Between two looks at a sandbox that only its own servers still use."""
+LOOK_S, MOST_LOOK_S = 0.05, 5.0
+"""Between two looks at one that was killed, each later than the one before: the kernel tells of its
+end only when somebody has waited for all of its processes. Those of an earlier launcher are left to
+the machine's first process, which in a container often waits for nobody."""
 IDLE_BYTES = 2_400_000
 """What one that lingers takes: four small processes."""
 IDLE_SHARE = 50
@@ -65,6 +69,8 @@ class LiveSandbox:
         self.idle: Timer | None = None
         self.on_gone: list[Callable[[], None]] = []
         self.ending = False
+        self.looked_after = False
+        """Until it is gone."""
         self.stopping = False
         """No process is to be made ready any more."""
         self.contained = "users" in base
@@ -98,6 +104,12 @@ class LiveSandbox:
         if self.standby is not None:
             self.standby.discard()
             self.standby = None
+
+    def is_over(self) -> bool:
+        """Nothing lives in it any more, whether or not anybody ever waits for what is dead."""
+        if not processes.is_dying(self.init) or "pid" not in self.namespaces:
+            return False
+        return not any(processes.living_in(os.fstat(self.namespaces["pid"])))
 
     def holding(self) -> set[int]:
         """The processes that are there for the sandbox itself."""
@@ -255,6 +267,18 @@ class LiveSandboxes:
         sandbox.ending = True
         if processes.is_alive(sandbox.init, sandbox.init_started):
             processes.send_signal(sandbox.init, signal.SIGKILL)
+            if not sandbox.looked_after:
+                sandbox.looked_after = True
+                self._loop.after(LOOK_S, partial(self._look_after, sandbox, LOOK_S))
+
+    def _look_after(self, sandbox: LiveSandbox, seconds: float) -> None:
+        if self._sandboxes.get(sandbox.sandbox_id) is not sandbox:
+            return
+        if sandbox.is_over():
+            self.gone(sandbox)
+            return
+        later = min(2 * seconds, MOST_LOOK_S)
+        self._loop.after(later, partial(self._look_after, sandbox, later))
 
     def gone(self, sandbox: LiveSandbox) -> None:
         if sandbox.idle is not None:
@@ -307,8 +331,8 @@ class LiveSandboxes:
         """What an earlier launcher was setting up when it was killed: bubblewrap's process inside
         would wait for the one outside, which went with the launcher."""
         known = {pid for one in self._sandboxes.values() for pid in one.holding()}
-        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        processes.kill_all(processes.having_variable(pids - known, HOLDER_MARK, self.mark))
+        others = set(processes.all_pids()) - known
+        processes.kill_all(processes.having_variable(others, HOLDER_MARK, self.mark))
 
     def watch_end(self, sandbox: LiveSandbox) -> None:
         """The first process of a pid namespace is gone after all others of it."""

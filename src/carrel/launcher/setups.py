@@ -267,11 +267,8 @@ def _make_users(users: UserMap) -> int:
 
 def _inside(init: int) -> Iterator[int]:
     """All in the pid namespace of that process but itself: commands are no children of it."""
-    wanted = os.stat(f"/proc/{init}/ns/pid")
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):
-            if pid != init and os.path.samestat(os.stat(f"/proc/{pid}/ns/pid"), wanted):
-                yield pid
+    found = processes.living_in(os.stat(f"/proc/{init}/ns/pid"))
+    return (pid for pid in found if pid != init)
 
 
 def open_again(sandbox: LiveSandbox) -> dict[str, int]:

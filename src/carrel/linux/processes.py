@@ -18,6 +18,7 @@ EXECUTING_WAITS = 1000
 either: it takes less than one, but may have to wait for a core in the middle of it. Counted and not
 timed: a machine that stood still for a second has not given the process that second."""
 _KCMP_FILES = 2
+_PF_EXITING = 4
 READ_TRIES = 16
 """For one that was executed between two looks at it. One that has taken its environment out of
 its memory would be tried for ever."""
@@ -27,6 +28,21 @@ def python(module: str, *options: str) -> list[str]:
     """The words that run a module with the interpreter of this process. `-P`: Python would else
     import first what lies in the current folder, which may be anybody's project."""
     return [sys.executable, "-P", *options, "-m", module]
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def living_in(namespace: os.stat_result) -> Iterator[int]:
+    """The processes of a pid namespace, but for those that are dead or dying."""
+    for pid in all_pids():
+        try:
+            found = os.stat(f"/proc/{pid}/ns/pid")
+        except OSError:
+            continue
+        if os.path.samestat(found, namespace) and not is_dying(pid):
+            yield pid
 
 
 def start_time(pid: int) -> int | None:
@@ -61,6 +77,14 @@ def _read(path: str, most: int) -> bytes | None:
 
 def is_alive(pid: int, started: int) -> bool:
     return start_time(pid) == started
+
+
+def is_dying(pid: int) -> bool:
+    """It has given up its memory, and no signal can do more; also one that is gone. The first of a
+    pid namespace stays so until somebody has waited for each of the others, which its parent may
+    never do."""
+    fields = _status(pid)
+    return fields is None or (bool(int(fields[6]) & _PF_EXITING) and fields[20] == b"0")
 
 
 def parent(pid: int) -> int | None:

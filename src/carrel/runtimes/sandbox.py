@@ -205,6 +205,10 @@ FILTERED = {
 """Below a filter that refuses set-id bits: git gives one to each folder of a repository that a
 group shares, and would write nothing there."""
 
+GUARDED = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
+"""Beside an agent whose tree an image writes: a git that is not first on its PATH takes no folder
+for its own there, and so follows none of the settings, hooks and filters of a repository."""
+
 
 def environment(
     spec: SandboxSpec, command: Command, home: str, tmp: str, hub: str, *, filtered: bool
@@ -224,6 +228,7 @@ def environment(
         "CARREL_SPACE": spec.sandbox_id,
         "CARREL_HUB": f"{hub}/{HUB_SOCKET}",
         **(FILTERED if filtered else {}),
+        **(GUARDED if spec.shells else {}),
         **terminal,
         **spec.env,
         **command.env,

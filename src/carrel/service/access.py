@@ -204,11 +204,7 @@ def _narrowed(request: SpaceRequest, roots: tuple[Path, ...]) -> SpaceRequest:
             "Only an administrator may have an image built or taken in for a space.",
             hint="Name an image that is there already: `carrel image ls` lists them.",
         )
-    project = request.project
-    check_reach(project, roots)
-    if project.kind is not ProjectKind.EMPTY and not _is_remote(project):
-        # What was looked at is what is read: a link that comes later leads nowhere.
-        project = dataclasses.replace(project, location=os.path.realpath(project.location))
+    project = _reached(request.project, roots)
     return dataclasses.replace(request, project=project, guest=True, home_tools=False)
 
 
@@ -271,21 +267,27 @@ def check_grace(caller: Caller, grace_s: float) -> None:
         )
 
 
-def check_reach(project: Project, roots: tuple[Path, ...]) -> None:
-    """The daemon reads what its own user may; a token reads only what it was opened for."""
+def _reached(project: Project, roots: tuple[Path, ...]) -> Project:
+    """The daemon reads what its own user may; a token reads only what it was opened for. By its
+    real path: what was looked at is what is read, and a link that comes later leads nowhere."""
     if project.kind is ProjectKind.EMPTY or _is_remote(project):
-        return
+        return project
     if project.kind is ProjectKind.GIT and project.location.startswith(("ssh://", "git://")):
         raise Forbidden(
             "This token can clone only over http and https.",
             hint="Use such a URL, or ask an administrator.",
         )
-    real = os.path.realpath(project.location)
+    try:
+        real = os.path.realpath(project.location)
+    except (OSError, ValueError):
+        # Somebody moves the folders on the way, or that cannot be a path.
+        real = ""
     if not any(real == str(root) or real.startswith(f"{root}/") for root in roots):
         raise Forbidden(
             "This token may not read projects of this machine.",
             hint="Use a git URL, or have the folder added to `project_roots`.",
         )
+    return dataclasses.replace(project, location=real)
 
 
 def _is_remote(project: Project) -> bool:

@@ -156,6 +156,15 @@ def _holds(named: Endpoint | None, asked: Endpoint) -> bool:
     return named is not None and named[:3] == asked[:3] and asked[3][: len(named[3])] == named[3]
 
 
+def endpoint_hosts(credentials: CredentialStore, imports: ImportStore) -> frozenset[str]:
+    """To which the owner sends keys, beside the providers' own. Blocking."""
+    named = [one for name in credentials.names() for one in credentials.endpoints(name)]
+    for source in imports.names():
+        imported = imports.given(source)
+        named += imported.endpoints if imported is not None else ()
+    return frozenset(found[1] for one in named if (found := _parsed(one)) is not None)
+
+
 # What the agent of one turn is given
 
 

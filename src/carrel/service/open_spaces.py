@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +43,7 @@ T = TypeVar("T")
 STILL_S = 30.0
 """So long a space stands still at most for a copy of its files: what waits there is waited for by
 clients of its own."""
-SERVICES, VOLUMES, HOSTS = "services", "volumes", "hosts"
+SERVICES, VOLUMES, HOSTS, AGENT_HOSTS = "services", "volumes", "hosts", "agent-hosts"
 """In the folder of a space that has services."""
 LOCAL_HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 
@@ -111,9 +111,12 @@ class OpenSpaces:
         edits: Edits | None = None,
         others: Callable[[str], Space | None] = lambda _space_id: None,
         systems: SystemMounts | None = None,
+        reserved: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`folder` holds a folder for each space. `others` gives the record of one by its id,
-        unless it is on its way out."""
+        unless it is on its way out. `reserved` are names of hosts to which keys go, in small
+        letters; blocking."""
+        self._reserved = reserved
         self._others = others
         self._program = program or OwnProgram()
         self._downloads = downloads
@@ -283,20 +286,23 @@ class OpenSpaces:
             ),
         )
 
-    def _names(self, space: Space) -> tuple[Bind, ...]:
-        """Where the names of its services are found, by all in it."""
+    def _names(self, space: Space, file: str = HOSTS) -> tuple[Bind, ...]:
+        """Where the names of its services are found."""
         if not space.services:
             return ()
-        return (Bind(self.folder(space.space_id) / HOSTS, "/etc/hosts"),)
+        return (Bind(self.folder(space.space_id) / file, "/etc/hosts"),)
 
     def make_services(self, space: Space) -> None:
         """What its sandboxes show for its services; idempotent, blocking. Its owner is known."""
         if not space.services:
             return
         folder = self.folder(space.space_id)
-        names = dict.fromkeys(name for one in space.services for name in one.names)
-        (folder / HOSTS).write_text(LOCAL_HOSTS + "".join(f"127.0.0.1 {one}\n" for one in names))
-        (folder / HOSTS).chmod(0o644)
+        names = [*dict.fromkeys(name for one in space.services for name in one.names)]
+        _write_hosts(folder / HOSTS, names)
+        # A stranger's file is not to say where the agent sends its key.
+        reserved = self._reserved()
+        private = [one for one in names if "." not in one and one.lower() not in reserved]
+        _write_hosts(folder / AGENT_HOSTS, private)
         (folder / SERVICES).mkdir(mode=0o700, exist_ok=True)
         (folder / VOLUMES).mkdir(mode=0o700, exist_ok=True)
         for index, service in enumerate(space.services):
@@ -347,7 +353,7 @@ class OpenSpaces:
         if space.downloads and self._downloads is not None:
             shared = (self._downloads.shown(space.downloads),)
         found: dict[str, Bind] = {}
-        for bind in (*seen, *shows, *shared, *self._names(space)):
+        for bind in (*seen, *shows, *shared, *self._names(space, AGENT_HOSTS)):
             found.setdefault(bind.target, bind)
         for target, other in self._seen(space):
             found.setdefault(target, Bind(self._tree_folder(other), target))
@@ -611,3 +617,8 @@ def tree_of(space: Space, folder: Path) -> Tree:
         owner=space.owner,
         created_ns=space.tree_created_ns,
     )
+
+
+def _write_hosts(path: Path, names: Iterable[str]) -> None:
+    path.write_text(LOCAL_HOSTS + "".join(f"127.0.0.1 {one}\n" for one in names))
+    path.chmod(0o644)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from carrel.domain.errors import CarrelError, GitFailed, ProjectInvalid
+from carrel.domain.errors import CarrelError, GitFailed, ProjectInvalid, ProjectNotFound
 from carrel.domain.projects import ClonePolicy, GitReach
 from carrel.trees.git import remote
 from carrel.trees.git.mirror import Mirror
 from carrel.trees.git.remote import route_to
-from tests.trees.git.repositories import found_at
+from tests.trees.git.repositories import found_at, make_repository
 
 NOBODY = ClonePolicy()
 TIMEOUT_S = 60.0
@@ -191,3 +191,14 @@ def test_git_does_not_look_the_name_up_again(
         monkeypatch.setattr(remote, "_is_public", lambda _address: True)
         ask(f"http://Pinned.invalid:{port}/x", tmp_path, NOBODY)
         assert {headers["Host"].lower() for _, headers in seen} == {f"pinned.invalid:{port}"}
+
+
+def test_others_reach_no_repository_by_a_link(tmp_path: Path) -> None:
+    """Where they may read is looked at before: a link is what came later."""
+    made = make_repository(tmp_path / "secret/repository")
+    (tmp_path / "up").symlink_to(tmp_path / "secret")
+    place = f"{tmp_path}/up/repository"
+    with pytest.raises(ProjectNotFound):
+        found_at(place, GitReach.NONE, own=False)
+    assert found_at(place).key
+    assert found_at(str(made), GitReach.NONE, own=False).key

@@ -136,6 +136,9 @@ def _local(path: Path, trust: RemoteTrust) -> Remote:
     if not readable:
         raise ProjectUnreadable(f"{path} cannot be read: Permission denied.")
     real = os.path.realpath(os.fsencode(path))
+    if not trust.own and real != os.fsencode(path):
+        # A link that came after it was looked at where this caller may read.
+        raise ProjectNotFound(f"There is no {path}.", hint="Check the path.")
     if is_within(real, os.path.realpath(os.fsencode(trust.data))):
         raise ProjectInvalid(f"{path} is in Carrel's own data folder.", hint="Check the path.")
     outside = OutsideAccess(real, trust.reach, trust.data)
