@@ -26,12 +26,12 @@ class Rig:
         self.answers: list[tuple[int, str]] = []
         self.keeper = LogWriter(self.log, self._kept)
 
-    def _kept(self, batch: list[Pending]) -> Iterator[tuple[str, int]]:
+    def _kept(self, batch: list[Pending]) -> Iterator[int]:
         self.batches.append(len(batch))
         for one in batch:
             self.told += range(one.first, one.last + 1)
             self.bodies += [line for run in one.runs for line in run.body.split(b"\n")]
-            yield one.space, one.last
+            yield 1
 
     def _done(self, one: Pending, error: CarrelError | None) -> None:
         self.answers.append((one.first, "" if error is None else error.code))

@@ -105,6 +105,18 @@ async def test_a_whole_session(daemon: Daemon, plain: AsyncSpace, version: str) 
         assert (server.returncode, out, err) == (0, b"", b"")
 
 
+async def test_tools_are_listed_to_who_has_begun(daemon: Daemon, plain: AsyncSpace) -> None:
+    """Always the same, and not because of what other clients have begun."""
+    with Talk(daemon, plain.id) as talk:
+        assert talk.ask(request(1, "tools/list"))["error"]["code"] == -32602
+        talk.begin()
+        first, *others = (
+            talk.ask(request(n, "tools/list", params))["result"]
+            for n, params in enumerate((None, None, {}, {"cursor": ""}))
+        )
+        assert others == [first] * 3 and len(first["tools"]) == 19
+
+
 async def test_the_server_knows_what_was_agreed(daemon: Daemon, plain: AsyncSpace) -> None:
     """By how it answers: progress is told to who asked for it, in the agreed version."""
     async with program(hub_of(daemon, plain.id)) as server:

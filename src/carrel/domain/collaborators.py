@@ -77,9 +77,11 @@ class Toolchains(Protocol):
         """Quick, unless a start file of the login shell has changed. Raises nothing."""
         ...
 
-    def narrowed(self, tools: HomeTools, shown: Collection[str]) -> HomeTools:
+    def narrowed(
+        self, tools: HomeTools, shown: Collection[str], *, just_found: bool = False
+    ) -> HomeTools:
         """What was found earlier, with what must not be seen by now of it and of what else is
-        shown: real paths."""
+        shown: real paths. `just_found`: the tools need no second look."""
         ...
 
     def check(self, path: str) -> Mapping[str, str]:

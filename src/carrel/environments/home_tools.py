@@ -213,11 +213,14 @@ class HomeToolchains:
         look = _Look(home, said, lambda path: not self.refusal(path), self._secrets)
         self._known, self._search = look.tools(), look.search()
 
-    def narrowed(self, tools: HomeTools, shown: Collection[str]) -> HomeTools:
+    def narrowed(
+        self, tools: HomeTools, shown: Collection[str], *, just_found: bool = False
+    ) -> HomeTools:
         with self._lock:
             looks = {place: self._sockets.hidden(place) for place in shown}
             for place in {real for tool in tools.tools for real in tool.shown.values()}:
-                looks[place] = looks.get(place, frozenset()) | self._secrets.hidden(place)
+                found = self._secrets.hidden(place, look_again=not just_found)
+                looks[place] = looks.get(place, frozenset()) | found
         hidden = {
             one
             for place, found in looks.items()

@@ -115,10 +115,11 @@ class ToolSecrets:
         self._look = look or _look
         self._looks: dict[str, _Look] = {}
 
-    def hidden(self, place: str) -> frozenset[str]:
-        """What is not shown of a file or folder, which is no link."""
+    def hidden(self, place: str, *, look_again: bool = True) -> frozenset[str]:
+        """What is not shown of a file or folder, which is no link. Without `look_again` it is as
+        somebody saw it last: hundreds of files are looked at otherwise."""
         look = self._looks.get(place)
-        if look is None or not is_same(look.stamps):
+        if look is None or (look_again and not is_same(look.stamps)):
             look = self._looks[place] = self._look(place)
         return frozenset(look.hidden)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -34,6 +33,9 @@ class HearingClients:
         self.check(client, wanted)
         self.leave(client)
         client.subscribe(types, wanted.spaces)
+        if not types.patterns:
+            # Who only speaks is not looked at with each message.
+            return
         for space in client.spaces - {ALL}:
             self._by_space.setdefault(space, set()).add(client)
         if ALL in client.spaces:
@@ -52,20 +54,20 @@ class HearingClients:
         """Whether somebody may hear of it; cheap."""
         return bool(self._everywhere) or space in self._by_space
 
-    def of(self, space: str, type: str) -> Iterator[Client]:
-        return self._seeing(space, (one for one in self._named(space) if one.types.fit(type)))
+    def of(self, space: str, type: str) -> list[Client]:
+        return self._seeing(space, [one for one in self._named(space) if one.types.fit(type)])
 
-    def at(self, space: str) -> Iterator[Client]:
+    def at(self, space: str) -> list[Client]:
         """Those who hear of it, whatever the type."""
         return self._seeing(space, self._named(space))
 
-    def _named(self, space: str) -> Iterator[Client]:
-        others = (client for client in self._everywhere if space not in client.spaces)
-        return chain(self._by_space.get(space, ()), others)
+    def _named(self, space: str) -> list[Client]:
+        others = [one for one in self._everywhere if space not in one.spaces]
+        return [*self._by_space.get(space, ()), *others]
 
-    def _seeing(self, space: str, clients: Iterator[Client]) -> Iterator[Client]:
+    def _seeing(self, space: str, clients: list[Client]) -> list[Client]:
         """A space may have left the reach of who subscribed to it."""
-        return (one for one in clients if access.may_see(self._spaces, one.identity, space))
+        return [one for one in clients if access.may_see(self._spaces, one.identity, space)]
 
 
 # What a client says is looked at here before it goes anywhere.
@@ -149,8 +151,11 @@ class PersonQuestions:
 
     def ask(self, space: str, said: Sequence[Said]) -> set[str]:
         """The questions among them that are new. Raises `TooManyQuestions`."""
+        asked = {one.id for one in said if one.type == QUESTION}
+        if not asked:
+            return asked
         known = self._open.setdefault(space, set())
-        asked = {one.id for one in said if one.type == QUESTION} - known
+        asked -= known
         if asked and len(known) + len(asked) > self._most:
             raise TooManyQuestions(
                 f"{len(known)} questions of this space wait for an answer already.",

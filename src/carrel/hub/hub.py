@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import operator
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -190,34 +192,37 @@ class HubServer:
         self._clients.check_patterns(client, found)
         return found
 
-    def _kept(self, batch: list[Pending]) -> Iterator[tuple[str, int] | None]:
-        """Client by client: there may be hundreds, and a thousand messages for each."""
-        for one in batch:
-            self._count_kept(one)
-            self._questions.kept(one.space, one.said, ours=one.sender is SYSTEM)
-            if self.hearing.anybody(one.space):
-                lines = [(run.type, line) for run in one.runs for line in run.body.split(b"\n")]
-                for client in list(self.hearing.at(one.space)):
-                    if one.space not in client.reading and client.hears(one.space):
-                        self._told.add((one.space, client))
+    def _kept(self, batch: list[Pending]) -> Iterator[int]:
+        """Client by client: there may be hundreds, and a thousand messages for each. What comes
+        together of one space is told together, since to begin costs more than a message."""
+        for space, said in itertools.groupby(batch, operator.attrgetter("space")):
+            together = list(said)
+            for one in together:
+                self._questions.kept(space, one.said, ours=one.sender is SYSTEM)
+            runs = [run for one in together for run in one.runs]
+            self._count_kept(space, sum(len(run.body) for run in runs))
+            if self.hearing.anybody(space):
+                lines = [(run.type, line) for run in runs for line in run.body.split(b"\n")]
+                for client in self.hearing.at(space):
+                    if space not in client.reading and client.hears(space):
+                        self._told.add((space, client))
                         self._deliver(client, client.types.heard(lines))
-                    yield None
+                    yield 0
                 # Who came meanwhile, or has read to the end: from now on all that is in the log
                 # up to here counts as told.
-                for client in self.hearing.at(one.space):
-                    if (one.space, client) not in self._told and one.space not in client.reading:
+                for client in self.hearing.at(space):
+                    if (space, client) not in self._told and space not in client.reading:
                         self._deliver(client, client.types.heard(lines))
                 self._told.clear()
-            yield one.space, one.last
+            yield len(together)
         spaces = {one.space for one in batch}
         for heard in self.on_kept:
             heard(spaces)
 
-    def _count_kept(self, one: Pending) -> None:
+    def _count_kept(self, space: str, size: int) -> None:
         """A space that says as much as may be kept of it does not wait for the next look."""
         most = self.options.keep.bytes
-        size = sum(len(run.body) for run in one.runs)
-        self._said[one.space] = said = self._said.get(one.space, 0) + size
+        self._said[space] = said = self._said.get(space, 0) + size
         if most and said > most:
             self._too_much.set()
 

@@ -48,7 +48,7 @@ TELL_S = 0.03
 
 _log = logging.getLogger("carrel.hub")
 
-OnKept = Callable[[list["Pending"]], Iterable[tuple[str, int] | None]]
+OnKept = Callable[[list["Pending"]], Iterable[int]]
 OnDone = Callable[["Pending", CarrelError | None], None]
 
 
@@ -77,7 +77,7 @@ class Pending:
 
 class LogWriter:
     """`kept` gets every batch that is in the log, in order, and tells it on in small steps. After
-    what somebody said at once it gives the space and the number of the last."""
+    each it gives how many more of the batch everybody has heard."""
 
     def __init__(self, log: HubLog, kept: OnKept) -> None:
         self._log = log
@@ -228,9 +228,9 @@ class LogWriter:
         until = time.monotonic() + TELL_S
         waiting = iter(batch)
         for told in self._kept(batch):
-            if told is not None:
-                self._last[told[0]] = told[1]
-                _answer(next(waiting), None)
+            for one in itertools.islice(waiting, told):
+                self._last[one.space] = one.last
+                _answer(one, None)
             if time.monotonic() > until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + TELL_S

@@ -154,15 +154,13 @@ def fail(what: str) -> OSError:
     return OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def _convert(argument: object) -> object:
-    if isinstance(argument, int):
-        return ctypes.c_long(argument)
-    return argument
+def _converted(arguments: tuple[object, ...]) -> list[object]:
+    return [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
 
 
 def syscall(name: str, *arguments: object) -> int:
     """A raw system call by name; raises OSError."""
-    result: int = _libc.syscall(ctypes.c_long(HERE[name]), *map(_convert, arguments))
+    result: int = _libc.syscall(ctypes.c_long(HERE[name]), *_converted(arguments))
     if result < 0:
         raise fail(name)
     return result
@@ -170,7 +168,7 @@ def syscall(name: str, *arguments: object) -> int:
 
 def syscall_locked(name: str, *arguments: object) -> int:
     """As `syscall`, without letting go of the interpreter's lock."""
-    result: int = _libc_locked.syscall(ctypes.c_long(HERE[name]), *map(_convert, arguments))
+    result: int = _libc_locked.syscall(ctypes.c_long(HERE[name]), *_converted(arguments))
     if result < 0:
         raise fail(name)
     return result
@@ -185,7 +183,7 @@ def give_back_memory() -> None:
 
 def call(name: str, *arguments: object) -> int:
     """A function of the C library that answers -1 on failure; raises OSError."""
-    result: int = getattr(_libc, name)(*map(_convert, arguments))
+    result: int = getattr(_libc, name)(*_converted(arguments))
     if result < 0:
         raise fail(name)
     return result

@@ -16,6 +16,7 @@ from inspect import cleandoc
 from typing import Any, get_type_hints
 
 import msgspec
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
@@ -52,6 +53,7 @@ class CarrelServer(MCPServer[Any]):
             # Its tools are always the same: nobody has to listen for changes.
             subscriptions=False,
             log_level="WARNING",
+            middleware=[KnownTools()],
         )
 
     async def list_tools(self) -> list[Tool]:
@@ -78,6 +80,26 @@ class CarrelServer(MCPServer[Any]):
         """One client, by streams of the SDK's messages."""
         server = self._lowlevel_server
         await server.run(heard, said, server.create_initialization_options())
+
+
+class KnownTools:
+    """Implements `ServerMiddleware`. The tools are always the same: what was listed once, in one
+    version of the protocol, is not looked through and shaped again for each client."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, HandlerResult] = {}
+
+    async def __call__(
+        self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        version = ctx.protocol_version
+        # Parameters, and what is said before `initialize`, are for the SDK to judge.
+        plain = ctx.method == "tools/list" and not ctx.params
+        if not plain or ctx.session.client_params is None:
+            return await call_next(ctx)
+        if version not in self._listed:
+            self._listed[version] = await call_next(ctx)
+        return self._listed[version]
 
 
 def _tools(hub: ToolHub) -> list[OfferedTool]:

@@ -351,13 +351,15 @@ class Creator:
     def _first_look(self, space: Space, request: SpaceRequest) -> Space:
         """At what is not to be found wanting later."""
         self._check_room()
-        return self._narrowed(space if space.restored_from else self.equipped(space, request))
+        if space.restored_from:
+            return self._narrowed(space)
+        return self._narrowed(self.equipped(space, request), just_found=not request.parent)
 
-    def _narrowed(self, space: Space) -> Space:
+    def _narrowed(self, space: Space, *, just_found: bool = False) -> Space:
         """Without what has come into the folders that it is shown, and must not be seen."""
         shown = {*space.shown.values(), *space.packages.shown.values()}
-        tools = self.toolchains.narrowed(space.tools, shown)
-        return dataclasses.replace(space, tools=tools)
+        tools = self.toolchains.narrowed(space.tools, shown, just_found=just_found)
+        return space if tools == space.tools else dataclasses.replace(space, tools=tools)
 
     def equipped(self, space: Space, request: SpaceRequest) -> Space:
         """With what of the owner's home it is shown. A space that another asked for has what that

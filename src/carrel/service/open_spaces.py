@@ -501,13 +501,13 @@ class OpenSpaces:
         """Its tree, and its systems, as far as they were made."""
         for one in opened.sandboxes:
             self._late.pop(one.spec.sandbox_id, None)
-        await asyncio.to_thread(self._drop_systems, opened.space)
-        await asyncio.to_thread(opened.driver.drop, opened.tree)
+        await asyncio.to_thread(self._drop, opened)
 
-    def _drop_systems(self, space: Space) -> None:
+    def _drop(self, opened: OpenSpace) -> None:
         if self._systems is not None:
-            for system in self.systems(space):
+            for system in self.systems(opened.space):
                 self._systems.drop(system)
+        opened.driver.drop(opened.tree)
 
     async def pause(self, opened: OpenSpace) -> None:
         """Has all that runs in it stand still, where that can be done, until `resume`; not for

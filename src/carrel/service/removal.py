@@ -170,8 +170,8 @@ class Remover:
         if driver.capabilities.stays:
             return Removal(space.space_id, 0)
         try:
-            found = await self._reviewed(space, query)
             opened = await self.open_spaces.of(space)
+            found = await self._reviewed(opened, query)
             parts = await self._parts(opened)
             if found is not None and not found.worth_keeping and parts is None:
                 return Removal(space.space_id, 0)
@@ -220,13 +220,13 @@ class Remover:
             opened, lambda: self.trash.keep(bare, tree, driver, parts)
         )
 
-    async def _reviewed(self, space: Space, query: ReviewQuery) -> Review | None:
+    async def _reviewed(self, opened: OpenSpace, query: ReviewQuery) -> Review | None:
         """Whatever strangers wrote, a space can be removed. None: what changed cannot be told, so
         all of it is kept, which needs no review."""
         try:
-            return await self.reviews.of(space, query)
+            return await self.reviews.of_opened(opened, query)
         except Exception:
-            _log.exception("the changes of %s cannot be told", space.space_id)
+            _log.exception("the changes of %s cannot be told", opened.space.space_id)
             return None
 
     async def _drop(self, space: Space, ended: bool = False) -> None:

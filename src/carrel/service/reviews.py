@@ -32,8 +32,10 @@ class SpaceReviews:
 
     async def of(self, space: Space, query: ReviewQuery = COUNTED) -> Review:
         """Raises `StateConflict` for a space that was never completed."""
-        opened = await self.open_spaces.of(space)
-        asked = _asked(space, query)
+        return await self.of_opened(await self.open_spaces.of(space), query)
+
+    async def of_opened(self, opened: OpenSpace, query: ReviewQuery) -> Review:
+        asked = _asked(opened.space, query)
         return await self.open_spaces.look(
             opened, lambda: self.reviews.review(opened.driver, opened.tree, asked)
         )

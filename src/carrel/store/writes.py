@@ -53,12 +53,15 @@ def dump(record: object) -> str:
 def dump_checked(record: object) -> str:
     """For what is read as a whole later: one that cannot be would spoil every list that it
     is in. Raises TypeError and ValueError."""
+    return _dump_and_load(record)[0]
+
+
+def _dump_and_load(record: Kind) -> tuple[str, Kind]:
     document = dump(record)
     try:
-        load(type(record), document)
+        return document, load(type(record), document)
     except Unreadable as error:
         raise ValueError(f"It cannot be stored: {error}.") from None
-    return document
 
 
 def load(kind: type[Kind], document: str) -> Kind:
@@ -76,6 +79,8 @@ def load(kind: type[Kind], document: str) -> Kind:
 def column(text: str) -> str:
     """How a text is written in a column that is searched: as it is, but for what SQLite
     cannot keep or compare."""
+    if text.isascii():
+        return text.replace("\0", r"\x00")
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", r"\x00")
 
 
@@ -230,6 +235,8 @@ Value = str | bytes | float | None
 class RecordStatement(NamedTuple):
     sql: str
     values: tuple[Value, ...]
+    event: NewEvent | None = None
+    """That it adds, as it will be read."""
 
 
 def statements_for(records: Iterable[Record]) -> list[RecordStatement]:
@@ -332,8 +339,8 @@ def _put_space(space: Space, document: str) -> RecordStatement:
 
 def _add_event(event: NewEvent) -> RecordStatement:
     stamped = event if event.at else NewEvent(event.type, event.space_id, event.data, time.time())
-    document = dump_checked(stamped)
-    return RecordStatement(ADD_EVENT, (column(event.space_id), str(event.type), document))
+    document, read = _dump_and_load(stamped)
+    return RecordStatement(ADD_EVENT, (column(event.space_id), str(event.type), document), read)
 
 
 SCRUB = RecordStatement("SELECT 1", ())
@@ -625,12 +632,15 @@ def _apply(connection: sqlite3.Connection, write: Write) -> list[Event]:
             if statement.sql is PUT_SPACE and database.is_about_name(error):
                 raise database.name_taken(str(statement.values[1])) from None
             raise
-        if statement.sql is ADD_EVENT:
-            events.append(as_event(cursor.lastrowid or 0, str(statement.values[-1])))
+        if (new := statement.event) is not None:
+            events.append(_numbered(cursor.lastrowid or 0, new))
     return events
 
 
 def as_event(seq: int, document: str) -> Event:
+    return _numbered(seq, load(NewEvent, document))
+
+
+def _numbered(seq: int, new: NewEvent) -> Event:
     """As it is kept, for those who hear of it now and those who read it later alike."""
-    new = load(NewEvent, document)
     return Event(seq, new.type, new.space_id, new.data, new.at)
