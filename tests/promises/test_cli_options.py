@@ -434,6 +434,12 @@ def test_servers_of_ones_own(carrel: Program) -> None:
         assert call(made, "read", path=str(shown / "file")) == "from outside"
         carrel.good("instance", "stop", made["instance_id"])
         carrel.good("instance", "remove", "cli-own")
+        # One in the project is there with it.
+        within = carrel.cwd / "greet" / "within"
+        within.mkdir()
+        carrel.good("instance", "add", "cli-own", "--bind", str(within), "--", *command("http"))
+        carrel.good("instance", "stop", carrel.json(*start)["instance_id"])
+        carrel.good("instance", "remove", "cli-own")
         carrel.good("instance", "add", "cli-own", "--timeout", "300ms", "--", *command("never"))
         assert "0.3 s" in carrel.bad(1, *start)
     finally:
