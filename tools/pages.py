@@ -41,9 +41,9 @@ INTRODUCTION = """\
 <!-- Made by tools/pages.py from src/carrel/config.py: change the texts there. -->
 
 Carrel reads one file of TOML: `~/.config/carrel/config.toml` (below `XDG_CONFIG_HOME` if that is
-set; for root `/etc/carrel/config.toml`), or the one that `CARREL_CONFIG` names. It need not be
-there. An unknown key and a wrong value are refused when the daemon starts. `CARREL_DATA` comes
-before `data` in the file.
+set; for root `/etc/carrel/config.toml`), or the one that `CARREL_CONFIG` names. The usual one
+need not be there; one that is named must be. An unknown key and a wrong value are refused when the
+daemon starts. `CARREL_DATA` comes before `data` in the file.
 
 ```
 carrel config                          # every setting, its value, and where that comes from

@@ -186,7 +186,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many spaces one token, or all tokens of one label together, may have at the same time; 0:
     no limit. The owner's own are not counted."""
     output_bytes: int = 16 << 20
-    """How many bytes of each stream of a command are kept, counted from its end."""
+    """How many bytes of each stream of a command are kept, counted from its end; up to 1 MiB more
+    may be."""
     durable: bool = False
     """Whether every record is on the disk before it is acknowledged. It then survives a loss of
     power too, but writing is slower. Otherwise it survives every end of the daemon."""

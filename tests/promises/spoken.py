@@ -1,9 +1,9 @@
 """Which command lines the programs of this folder say, as their source has them.
 
-A command line is what is given to a function or method of `carrel` (the fixture), or to a function
-whose first argument that is; and each `carrel …` in a text that a shell is given. Names and
-starred arguments count as all that the same function, its parameters or its module gives them.
-What only comes to be when a test runs is no word of a line.
+A command line is what is given to the fixture `carrel`, to a method of it, or to a function whose
+first argument it is; and each `carrel …` in a text of such a line, which a shell in a space reads.
+Names and starred arguments count as all that the function, its parameters, those who call it, or
+its module give them. What only comes to be when a test runs is no word of a line.
 """
 
 from __future__ import annotations
@@ -45,16 +45,23 @@ def without_program_options(line: Line) -> Line:
 def lines_of(module: ast.Module) -> Iterator[Line]:
     around = Names(module.body)
     functions = [one for one in ast.walk(module) if isinstance(one, ast.FunctionDef)]
+    scopes = {one.name: Names([one], around) for one in functions}
+    # What helpers are called with, before what they say themselves.
     for function in functions:
-        names = Names([function], around)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and (words := said_by(node)) is not None:
-                yield from names.readings(words)
-            elif isinstance(node, ast.Constant | ast.JoinedStr):
-                yield from in_text(names.texts(node))
-    for node in ast.walk(module):
-        if isinstance(node, ast.Constant):
-            yield from in_text(around.texts(node))
+        for call in calls_in(function):
+            if isinstance(call.func, ast.Name) and call.func.id in scopes:
+                helper = next(one for one in functions if one.name == call.func.id)
+                scopes[helper.name].give(helper, call, scopes[function.name])
+    for function in functions:
+        for call in calls_in(function):
+            if (words := said_by(call)) is not None:
+                for line in scopes[function.name].readings(words):
+                    yield line
+                    yield from in_text(line)
+
+
+def calls_in(node: ast.AST) -> list[ast.Call]:
+    return [one for one in ast.walk(node) if isinstance(one, ast.Call)]
 
 
 def said_by(call: ast.Call) -> list[ast.expr] | None:
@@ -67,8 +74,9 @@ def said_by(call: ast.Call) -> list[ast.expr] | None:
     return call.args[1:] if isinstance(first, ast.Name) and first.id == PROGRAM else None
 
 
-def in_text(texts: list[str]) -> Iterator[Line]:
-    for text in texts:
+def in_text(line: Line) -> Iterator[Line]:
+    """What a shell is told in one of the words."""
+    for text in line:
         for found in IN_TEXT.findall(text):
             try:
                 yield shlex.split(found)
@@ -84,11 +92,13 @@ class Names:
         self.values: dict[str, list[ast.expr]] = {}
         whole = [one for node in nodes for one in ast.walk(node)]
         if around is None:
-            whole = [one for node in nodes if isinstance(node, ast.Assign) for one in [node]]
+            whole = [*nodes]
         for node in whole:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self.add(target, node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self.add(node.target, node.value)
             elif isinstance(node, ast.For | ast.comprehension):
                 for value in items(node.iter):
                     self.add(node.target, value)
@@ -117,6 +127,17 @@ class Names:
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
                 self.add(one, its)
+
+    def give(self, helper: ast.FunctionDef, call: ast.Call, caller: Names) -> None:
+        """What a call gives to the parameters of a helper."""
+        own = helper.args.args
+        for parameter, given in zip(own, call.args, strict=False):
+            for text in caller.texts(given):
+                self.add(ast.Name(parameter.arg), ast.Constant(text))
+        if helper.args.vararg is not None:
+            for line in caller.readings(call.args[len(own) :]):
+                words: list[ast.expr] = [ast.Constant(word) for word in line]
+                self.add(ast.Name(helper.args.vararg.arg), ast.Tuple(words))
 
     def of(self, name: str) -> list[ast.expr]:
         found = self.values.get(name)

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from carrel.environments.engines.own import PODMAN, OwnEngine
+from carrel.environments.engines.own import PODMAN, OwnEngine, containers_conf
 from carrel.environments.engines.place import EnginePlace
 from tests.busybox import busybox_image
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
-from tests.daemon.rig import LOOK_S, Daemon
+from tests.daemon.rig import LOOK_S, Daemon, fresh_daemon
 from tests.environments.engines.rig import FROM
 from tests.environments.engines.rig import project as with_dockerfile
 from tests.instances.small import command, put_small
@@ -307,6 +307,29 @@ def test_an_image_is_built_pulled_and_picked(carrel: Program) -> None:
     carrel.good("image", "rm", "cli-built", other)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's podman has no store here")
+def test_an_image_is_taken_from_an_engine(tmp_path: Path) -> None:
+    """That a person has pulled already; no registry is asked, unless it is to be `--anew`."""
+    if not OwnEngine(PODMAN, EnginePlace(tmp_path / "engine")).probe().available:
+        pytest.skip("podman does not work here")
+    (tmp_path / "containers.conf").write_text(containers_conf())
+    store = f'graphroot = "{tmp_path}/own"\nrunroot = "{tmp_path}/run"\n'
+    (tmp_path / "storage.conf").write_text(f'[storage]\ndriver = "overlay"\n{store}')
+    with_dockerfile(tmp_path / "box", FROM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+        line = ["podman", "import", str(tmp_path / "box" / "rootfs.tar"), "localhost:1/own:1"]
+        subprocess.run(line, check=True, capture_output=True, timeout=TIMEOUT_S)
+        with fresh_daemon(listen=None) as daemon:
+            carrel = Program(daemon.data, tmp_path)
+            words = ("image", "pull", "localhost:1/own:1", "--engine", "podman")
+            image = carrel.good(*words, "--name", "mine").strip()
+            assert carrel.json("image", "show", "mine")["id"] == image
+            assert carrel.good(*words, "--local").strip() == image
+            assert carrel(*words, "--anew").code == 1, "there is no registry"
+
+
 def test_images_of_archives(carrel: Program) -> None:
     (carrel.cwd / "one.tar").write_bytes(oci(layer(file("etc/one"))))
     one = carrel.good("image", "import", "cli-one", "one.tar").strip()
@@ -410,6 +433,12 @@ def test_servers_of_ones_own(carrel: Program) -> None:
         made = carrel.json(*start)
         assert call(made, "read", path=str(shown / "file")) == "from outside"
         carrel.good("instance", "stop", made["instance_id"])
+        carrel.good("instance", "remove", "cli-own")
+        # One in the project is there with it.
+        within = carrel.cwd / "greet" / "within"
+        within.mkdir()
+        carrel.good("instance", "add", "cli-own", "--bind", str(within), "--", *command("http"))
+        carrel.good("instance", "stop", carrel.json(*start)["instance_id"])
         carrel.good("instance", "remove", "cli-own")
         carrel.good("instance", "add", "cli-own", "--timeout", "300ms", "--", *command("never"))
         assert "0.3 s" in carrel.bad(1, *start)

@@ -7,6 +7,7 @@ wants to listen for longer takes `Hub`, which connects again.
 from __future__ import annotations
 
 import json
+import os
 
 from carrel.client import websocket
 from carrel.client.address import CONNECT_S, PATH, HubAddress, starter
@@ -38,6 +39,8 @@ class HubLine:
         self._parser: websocket.FrameParser | None = None
         self._heartbeat_s = CONNECT_S
         self._count = 0
+        # A question goes by its id, and two programs may ask in one space.
+        self._ids = os.urandom(6).hex()
 
     def open(
         self, name: str = "", *, types: Sequence[str] = (), spaces: Sequence[str] = ()
@@ -83,7 +86,7 @@ class HubLine:
     def ask(self, envelope: dict[str, Any]) -> Any:
         """The data of the answer. What comes before it is dropped."""
         self._count += 1
-        number = f"{self._count}"
+        number = f"{self._ids}-{self._count}"
         self._send({**envelope, "id": number})
         for answer in self.envelopes():
             payload = answer.get("payload") or {}

@@ -153,7 +153,10 @@ class Places:
         )
 
     def _binds(self, instance: Instance) -> tuple[Bind, ...]:
-        shown = tuple(Bind(Path(path), path) for path in instance.binds)
+        # The project shows what is in it; a mount below its place would keep it from being there.
+        project = instance.project_path
+        outside = (one for one in instance.binds if not project or not _is_in(one, project))
+        shown = tuple(Bind(Path(path), path) for path in outside)
         if not instance.state_at:
             return shown
         own = self.folder(instance.instance_id) / STATE
@@ -278,3 +281,7 @@ class Places:
     def _look(self, path: str) -> tuple[str, Owner]:
         real = os.path.realpath(path)
         return real, self._projects.owner(Path(real))
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return Path(path).is_relative_to(folder)
