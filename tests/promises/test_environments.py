@@ -273,8 +273,8 @@ def test_set_up_commands_make_a_base(owner: httpx.Client, project: Path) -> None
     assert "its words" in json.dumps(told) and "4" in told["detail"]
     assert not good(owner.get("/v1/spaces", params={"name": "s"}))["spaces"]
     (project / "carrel.toml").unlink()
-    told = owner.post("/v1/spaces", json={**folder(project), "run_setup": True})
-    bad(told, 422, "space_invalid")
+    said_nothing = owner.post("/v1/spaces", json={**folder(project), "run_setup": True})
+    bad(said_nothing, 422, "space_invalid")
     (project / "carrel.toml").write_text('[setup]\nrun = ["true"]\n')
     other = {**folder(project), "runtime": "landlock", "run_setup": True}
     assert owner.post("/v1/spaces", json=other).status_code == 422
@@ -283,16 +283,19 @@ def test_set_up_commands_make_a_base(owner: httpx.Client, project: Path) -> None
 # Package managers
 
 
-def test_settings_of_package_managers(
-    daemon: Daemon, owner: httpx.Client, project: Path
-) -> None:
+def test_settings_of_package_managers(daemon: Daemon, owner: httpx.Client, project: Path) -> None:
     """Addresses are passed; credentials and commands are not, unless that is said."""
     space = make(owner, **folder(project), network="open")
     read = "cat ~/.npmrc ~/.config/pip/pip.conf; env; cat ~/.netrc 2>/dev/null; true"
     seen = sh(owner, space, read)
     for there in ("https://npm.example.org/all/", "https://team.example.org/npm/"):
         assert there in seen
-    for there in ("fetch-retries", "https://pip.example.org/simple", "timeout", "proxy.example.org"):
+    for there in (
+        "fetch-retries",
+        "https://pip.example.org/simple",
+        "timeout",
+        "proxy.example.org",
+    ):
         assert there in seen
     for away in (SECRET, "script-shell", "cache-dir", "ada:"):
         assert away not in seen, away

@@ -170,9 +170,7 @@ def test_a_request_goes_to_who_answers_it(daemon: Daemon, space: str) -> None:
         assert app.code("custom_a", {}, space=space, to="ide", deadline_ms=100) == "no_receiver"
 
 
-def test_an_editor_speaks_to_its_spaces(
-    daemon: Daemon, owner: httpx.Client, space: str
-) -> None:
+def test_an_editor_speaks_to_its_spaces(daemon: Daemon, owner: httpx.Client, space: str) -> None:
     other = good(owner.post("/v1/spaces", json={}))["id"]
     subscribed = {"types": ["x"], "spaces": [space]}
     with contextlib.closing(Line(daemon)) as ide:

@@ -199,7 +199,9 @@ def test_commands_have_the_image_and_the_agent_the_host(
     assert [one["path"] for one in system["changes"]] == ["/etc/own"]
     assert [one["path"] for one in good(owner.get(f"{space}/changes"))["changes"]] == ["b.txt"]
     # What its agent runs by its shell runs in the image.
-    turn = owner.post(f"{space}/turns", json={"prompt": "run cat /etc/own > c.txt; sh -c 'cat /etc/own' > d.txt"})
+    turn = owner.post(
+        f"{space}/turns", json={"prompt": "run cat /etc/own > c.txt; sh -c 'cat /etc/own' > d.txt"}
+    )
     good(owner.get(f"/v1/turns/{good(turn)['id']}", params={"wait_s": 60}))
     assert run(owner, space, "cat c.txt d.txt") == "x\nx\n"
     proof = good(owner.post(f"{space}/verify"))
@@ -260,7 +262,7 @@ def test_a_container_of_an_engine_that_is_not_there(owner: httpx.Client, box: st
 def compose(project: Path, **services: Any) -> dict[str, Any]:
     """A space that is asked for with them."""
     named = {name: {"image": "box:1", **one} for name, one in services.items()}
-    volumes = {"volumes": {"data": {}}}
+    volumes: dict[str, Any] = {"volumes": {"data": {}}}
     (project / "compose.yaml").write_text(json.dumps({"services": named, **volumes}))
     where = {"kind": "folder", "location": str(project)}
     return {"project": where, "services": "auto", "env": {"WORD": "given"}}
@@ -318,9 +320,7 @@ def test_services_run_beside_a_space(owner: httpx.Client, box: str, project: Pat
         remove(owner, one)
 
 
-def test_a_service_that_fails_leaves_no_space(
-    owner: httpx.Client, box: str, project: Path
-) -> None:
+def test_a_service_that_fails_leaves_no_space(owner: httpx.Client, box: str, project: Path) -> None:
     asked = compose(project, broken={"command": ["sh", "-c", "echo its words; exit 3"]})
     told = bad(owner.post("/v1/spaces", json={**asked, "name": "served"}), 422, "service_failed")
     assert "its words" in json.dumps(told) and "3" in told["detail"]
