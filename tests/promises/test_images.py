@@ -162,6 +162,23 @@ def test_what_is_damaged_or_hostile_leaves_nothing(
     assert not [*(daemon.data / "images").glob(".staging/*")]
 
 
+def test_what_is_left_out_is_said(owner: httpx.Client) -> None:
+    """Devices are; what a link names is never followed; what has no place in a layer is refused."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, kind, link in (
+            ("dev/null", tarfile.CHRTYPE, ""),
+            ("etc/out", tarfile.SYMTYPE, "/"),
+            ("etc/out/tmp/through", tarfile.REGTYPE, ""),
+        ):
+            found = tarfile.TarInfo(name)
+            found.type, found.linkname = kind, link
+            tar.addfile(found)
+    made = good(owner.put("/v1/images?name=odd", content=packed.getvalue()))
+    assert "dev/null" in json.dumps(made["notes"]) and not Path("/tmp/through").exists()
+    good(owner.delete("/v1/images/odd"))
+
+
 # Engines
 
 
@@ -318,6 +335,36 @@ def test_services_run_beside_a_space(owner: httpx.Client, box: str, project: Pat
     assert run(owner, at, "cat /data/more", place="web") == "more\n"
     for one in (space, at):
         remove(owner, one)
+
+
+def test_what_a_service_is_given_of_its_project(
+    owner: httpx.Client, box: str, project: Path
+) -> None:
+    """The space's tree, and not the project's; memory; and files that are secrets."""
+    (project / "conf").mkdir()
+    (project / "conf" / "a").write_text("as it was\n")
+    (project / ".env").write_text("TAG=1\n")
+    asked = compose(
+        project,
+        app={
+            "image": "box:${TAG:-7}",
+            **{"command": ["sleep", "600"], "tmpfs": ["/fast"], "secrets": ["own"]},
+            "volumes": ["./conf:/etc/app", "/etc:/host", "./data:/var/own"],
+            **{"hostname": "app.local", "user": "0", "working_dir": "/etc"},
+        },
+    )
+    text = json.loads((project / "compose.yaml").read_text())
+    secrets = {"secrets": {"own": {"file": "./conf/a"}}}
+    (project / "compose.yaml").write_text(json.dumps({**text, **secrets}))
+    space = make(owner, **asked)
+    assert owner.put(f"{space}/files?path=conf/a", content=b"of the space\n").is_success
+    looked = "cat /etc/app/a; ls /host 2>/dev/null; ls -d /fast /var/own; cat /run/secrets/own; pwd"
+    lines = run(owner, space, looked, place="app").splitlines()
+    assert lines[0] == "of the space" and lines[1:3] == ["/fast", "/var/own"], lines
+    assert "of the space" in lines[3] or "as it was" in lines[3], lines
+    assert (project / "conf" / "a").read_text() == "as it was\n"
+    assert "/etc" in json.dumps(good(owner.get(space)))
+    remove(owner, space)
 
 
 def test_a_service_that_fails_leaves_no_space(owner: httpx.Client, box: str, project: Path) -> None:

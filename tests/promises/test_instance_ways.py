@@ -122,7 +122,7 @@ def test_what_it_sees(owner: httpx.Client, project: str) -> None:
     assert found["confined"] and found["network"] == "none"
     assert read(found, f"{project}/small.py") == SCRIPT
     wide = start(owner, project, network="open")
-    assert wide["network"] == "open" and isinstance(wide["notes"], list)
+    assert wide["network"] == "open" and any("token" in one for one in wide["notes"])
     free = start(owner, project, confined=False)
     assert not free["confined"] and free["notes"]
     listed = {one["instance_id"]: one for one in good(owner.get("/v1/instances"))["instances"]}
@@ -171,6 +171,28 @@ def test_limits_are_told(owner: httpx.Client, project: str) -> None:
     found = start(owner, project, limits={"memory_bytes": 256 << 20})
     assert found["limits"]["memory_bytes"] == 256 << 20
     assert [one for one in found["enforced"] if one["kind"] == "memory"]
+
+
+def test_one_that_takes_more_memory_is_ended(owner: httpx.Client, project: str) -> None:
+    """And says so."""
+    if not os.path.isdir("/sys/fs/cgroup/memory") and not _has_memory():
+        pytest.skip("control groups of this machine do not limit memory")
+    eats = SCRIPT.replace("given = message", 'eaten = b"x" * (300 << 20); given = message')
+    assert eats != SCRIPT
+    Path(project, "small.py").write_text(eats)
+    found = start(owner, project, limits={"memory_bytes": 100 << 20})
+    with pytest.raises((httpx.HTTPError, KeyError)):
+        read(found, "/proc/version")
+    until = time.monotonic() + ANSWER_S
+    while (now := good(owner.get(at(found))))["state"] not in ("ended", "failed"):
+        assert time.monotonic() < until, now
+        time.sleep(LOOK_S)
+    assert "memory" in json.dumps(now["problem"]), now
+
+
+def _has_memory() -> bool:
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
+    return controllers.exists() and "memory" in controllers.read_text()
 
 
 def test_whose_start_is_given_up_gets_none(owner: httpx.Client, project: str) -> None:
