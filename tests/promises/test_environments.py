@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from tests.busybox import busybox_image
 from tests.cli.program import Program
 from tests.daemon.rig import ANSWER_S, Daemon, bad, fresh_daemon, good
+from tests.environments.registries import TARBALL, serving
 
 pytestmark = pytest.mark.xdist_group("environments")
 
@@ -315,3 +317,23 @@ def test_settings_of_package_managers(daemon: Daemon, owner: httpx.Client, proje
         bad(client.post("/v1/spaces", json={"with_credentials": True}), 403, "forbidden")
     for one in (space, trusted, own, theirs):
         good(owner.delete(one, params={"force": "true"}))
+
+
+def test_what_was_fetched_is_there_for_the_next(owner: httpx.Client, project: Path) -> None:
+    """Of the same project, with an open network; read-only, and not when that is said."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    quiet = "--no-audit --no-fund --no-update-notifier"
+    fetch = f"npm install {quiet} hello && node -p 'require(\"hello\")'"
+    with serving() as registry:
+        env = {"npm_config_registry": registry.npm, "NO_PROXY": "127.0.0.1"}
+        asked = {**folder(project), "network": "open", "env": env}
+        counts = []
+        for more in ({}, {}, {"share_downloads": False}):
+            space = make(owner, **asked, **more)
+            assert "hi" in sh(owner, space, fetch)
+            counts.append(sum(TARBALL in one for one in registry.asked))
+            seen = "ls /run/carrel-downloads >/dev/null && touch /run/carrel-downloads/x; echo $?"
+            assert sh(owner, space, seen).strip() != "0"
+            good(owner.delete(space, params={"force": "true"}))
+    assert counts == [1, 1, 2]
