@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from carrel.client import CommandFailed as CommandFailed
     from carrel.client import Hub as Hub
     from carrel.client import HubMessage as HubMessage
+    from carrel.client import OutputLost as OutputLost
     from carrel.client.library import open_library as open_library
     from carrel.domain import errors as errors
     from carrel.domain.invocations import Invocation as Invocation
@@ -46,6 +47,7 @@ _PLACES = {
     "IoMode": "carrel.domain.invocations",
     "Library": "carrel.agents.library",
     "Limits": "carrel.domain.limits",
+    "OutputLost": "carrel.client.models",
     "Permission": "carrel.domain.turns",
     "Retention": "carrel.domain.spaces",
     "TurnOutcome": "carrel.agents.library",

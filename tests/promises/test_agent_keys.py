@@ -106,7 +106,9 @@ def test_an_imported_login_that_is_over(owner: httpx.Client) -> None:
     login = {"credential": "anthropic", "value": SECRET, "expires_at": LONG_AGO}
     kept = good(owner.put(IMPORT, json={"login": login, "files": {"CLAUDE.md": "QmUgYnJpZWYu"}}))
     assert kept["imported"] and SECRET not in str(kept)
-    assert "carrel agents import" in refused(owner, made(owner, "claude-code"), 422, "login_expired")
+    assert "carrel agents import" in refused(
+        owner, made(owner, "claude-code"), 422, "login_expired"
+    )
     # A stored key comes before it.
     good(owner.put("/v1/credentials/anthropic", json={"value": SECRET}))
     elsewhere = {"ANTHROPIC_BASE_URL": "https://elsewhere.example"}

@@ -38,7 +38,11 @@ def events(client: httpx.Client, space: str, turn: dict[str, Any]) -> list[dict[
     asked = {"after": turn["after"], "space": space[11:], "limit": 1000}
     headers = {"Accept": "application/json"}
     found = good(client.get("/v1/events", params=asked, headers=headers))["events"]
-    return [one for one in found if one["data"].get("run_id") == turn["id"] and one["type"].startswith("agent.")]
+    return [
+        one
+        for one in found
+        if one["data"].get("run_id") == turn["id"] and one["type"].startswith("agent.")
+    ]
 
 
 STEPS = {
@@ -48,7 +52,7 @@ STEPS = {
     "say": ("say something", {}),
     "sleep": ("sleep 0.1\nsay awake", {}),
     "repeat": ("repeat 3 append n.txt x", {"n.txt": "x\nx\nx\n"}),
-    "tool": ("tool update_space {\"description\": \"told\"}", {}),
+    "tool": ('tool update_space {"description": "told"}', {}),
     "ask": ("", {}),
     "fail": ("fail no luck", {}),
     "crash": ("say first\ncrash", {}),

@@ -9,6 +9,7 @@ import re
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,47 @@ def test_what_it_uses_and_what_works(daemon: Daemon, owner: httpx.Client, space:
         bad(client.delete(f"{space}/ports/80"), 403, "forbidden")
 
 
+def test_a_removal_waits_for_no_stop(daemon: Daemon, owner: httpx.Client) -> None:
+    """Whatever its grace is."""
+    space = make(owner)
+    stubborn = ["sh", "-c", "trap '' TERM HUP INT; while :; do sleep 0.1; done"]
+    run = good(owner.post(f"{space}/runs", json={"argv": stubborn}))["id"]
+    assert good(owner.get(f"/v1/runs/{run}"))["state"] == "running"
+    with daemon.local() as other, ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(other.post, f"{space}/stop", json={"grace_s": 500})
+        while good(owner.get(space))["state"] != "stopping":
+            assert not stopping.done()
+            time.sleep(LOOK_S)
+        good(owner.delete(space, params={"force": "true"}))
+        stopping.result(ANSWER_S)
+
+
+def test_the_last_of_much_output_is_kept(owner: httpx.Client, space: str) -> None:
+    """A mebibyte, when nothing is said."""
+    asked = {"argv": ["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo end"]}
+    told = good(owner.post(f"{space}/exec", json=asked))
+    assert told["truncated"] and len(told["stdout"]) == 1 << 20 and told["stdout"].endswith("end\n")
+
+
+def test_who_was_sent_a_copy_says_so(daemon: Daemon, owner: httpx.Client) -> None:
+    """Nobody else; and a part of a file is no copy of it."""
+    space = make(owner, labels={"team": "copy"})
+    path = f"{space}/files?path=a.txt&take=true"
+    assert owner.put(f"{space}/files?path=a.txt", content=b"0123").is_success
+    part = owner.get(path, headers={"Range": "bytes=0-1"})
+    assert part.status_code == 206 and "carrel-copy" not in part.headers
+    assert "carrel-copy" not in owner.get(f"{space}/files?path=a.txt").headers
+    copy = {"copy": owner.get(path).headers["carrel-copy"]}
+    with daemon.tcp(daemon.token("label:team=copy")) as client:
+        bad(client.post(f"{space}/copied", json=copy), 404, "copy_not_found")
+    archive = owner.get(f"{space}/archive?path=.")
+    assert archive.headers["carrel-copy"] != copy["copy"]
+    assert good(owner.get(f"{space}/changes"))["left_files"] == 1
+    good(owner.post(f"{space}/copied", json=copy))
+    assert good(owner.get(f"{space}/changes"))["left_files"] == 0
+    good(owner.delete(space))
+
+
 def test_output_says_whether_more_comes(owner: httpx.Client, space: str) -> None:
     argv = ["sh", "-c", f"echo {'x' * 5000} >&2; exit 3"]
     run = good(owner.post(f"{space}/runs", json={"argv": argv}))
@@ -338,7 +380,9 @@ def test_frames_that_cannot_be(daemon: Daemon, owner: httpx.Client, space: str) 
     with daemon.websocket(f"{space}/exec") as socket:
         run = begin(socket, "sleep 600", stdin=True)
         socket.send("x" * (4 << 20 | 1))
-        assert [*heard(socket)] is not None and socket.close_code == 1009
+        while [*heard(socket)]:
+            pass
+        assert socket.close_code == 1009
     assert good(owner.get(f"/v1/runs/{run}"))["state"] == "running"
 
 
@@ -428,15 +472,19 @@ def test_events_are_read_in_parts(owner: httpx.Client, space: str) -> None:
     assert more[0]["seq"] > first[-1]["seq"] and "run.ended" in [one["type"] for one in more]
 
 
-def test_what_is_said_of_the_daemon(daemon: Daemon, owner: httpx.Client) -> None:
+def test_what_is_said_of_the_daemon(daemon: Daemon, owner: httpx.Client, project: Path) -> None:
     with daemon.tcp() as nobody:
         good(nobody.get("/v1/health"))
     use = good(owner.get("/v1/df"))
     assert all({"kind", "name", "bytes", "note", "of"} <= {*one} for one in use["parts"])
     told = good(owner.get("/v1/doctor"))
-    assert told
-    report = good(owner.post("/v1/gc", json={"dry_run": True, "bases": True}))
-    assert report
+    assert told["runtime"] and told["driver"] and told["findings"]
+    base = good(owner.post("/v1/bases", json={"project": folder(project)}))["id"]
+    for asked, there in (({"dry_run": True, "bases": True}, True), ({"bases": True}, False)):
+        report = owner.post("/v1/gc", json=asked)
+        assert base in report.text and report.is_success
+        left = [one["id"] for one in good(owner.get("/v1/bases"))["bases"]]
+        assert (base in left) is there
     one = good(owner.post("/v1/tokens", json={"scope": "admin", "ttl_s": 3600}))
     assert one["secret"] and one["expires_at"]
     good(owner.delete(f"/v1/tokens/{one['id']}"))

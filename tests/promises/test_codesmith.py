@@ -106,6 +106,22 @@ def test_one_tool_that_makes_files(daemon: Daemon) -> None:
         assert not failed["complete"] and not failed["check"]["passed"]
 
 
+def test_what_is_known_and_how_to_build_it(daemon: Daemon) -> None:
+    """The agent finds it; and what it asks for in vain is told."""
+    with serving(daemon, "--env", "OWN=given") as smith:
+        steps = "run cat /agent/context/*/* /agent/context/* > all.txt; echo $OWN >> all.txt"
+        known = {"rules.md": "be brief\n", "more.md": "and clear\n"}
+        asked = {"research_context": known, "architecture": {"layers": ["one"]}}
+        told = smith.generate(instructions=steps, **asked)
+        (made,) = (one for one in told["files"] if one["path"] == "all.txt")
+        for text in ("be brief", "and clear", "given"):
+            assert text in made["text"], made
+        asking = smith.generate(instructions="ask Which?\nwrite a 1")
+        assert "Which?" in str(asking["needs_research"]) and not asking["complete"]
+        two = smith.generate(instructions="say nothing was made")
+        assert two["total_files"] == 0 and not two["complete"]
+
+
 def test_what_is_too_large_can_be_fetched(daemon: Daemon) -> None:
     with serving(daemon) as smith:
         told = smith.generate(instructions="run head -c 100000 /dev/zero > big")

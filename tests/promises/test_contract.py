@@ -85,16 +85,20 @@ def _path(node: ast.expr, module: ast.Module) -> str:
         case ast.Name(id=name) if name in _constants(module):
             return _constants(module)[name]
         case ast.Call(func=ast.Name(id="at"), args=[_, *rest]):
-            (found,) = (one for one in module.body if _is_at(one))
-            assert isinstance(found, ast.FunctionDef) and isinstance(found.body[0], ast.Return)
-            before = _path(found.body[0].value or node, module)
-            return before.removesuffix(ANY) + (_path(rest[0], module) if rest else "")
+            before = next((_returned(one, module) for one in module.body if _is_at(one)), ANY)
+            before = before if before == ANY else before.removesuffix(ANY)
+            return before + (_path(rest[0], module) if rest else "")
     return ANY
 
 
 def _is_at(node: ast.stmt) -> bool:
     """Of a module that names the path of a thing by a function of one line."""
     return isinstance(node, ast.FunctionDef) and node.name == "at"
+
+
+def _returned(node: ast.stmt, module: ast.Module) -> str:
+    assert isinstance(node, ast.FunctionDef) and isinstance(node.body[0], ast.Return)
+    return _path(node.body[0].value or ast.Constant(""), module)
 
 
 def _constants(module: ast.Module) -> dict[str, str]:
@@ -119,9 +123,9 @@ def _names_a_constant(node: ast.expr, module: ast.Module) -> bool:
 def _calls(module: ast.Module) -> Iterator[tuple[str, str]]:
     """Methods and paths."""
     for node in ast.walk(module):
-        if isinstance(node, ast.Constant | ast.JoinedStr):
-            if found := ROW.fullmatch(_path(node, module)):
-                yield found[1], found[2]
+        text = _path(node, module) if isinstance(node, ast.Constant | ast.JoinedStr) else ""
+        if found := ROW.fullmatch(text):
+            yield found[1], found[2]
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         name, args = node.func.attr, node.args

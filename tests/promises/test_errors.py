@@ -23,6 +23,7 @@ pytestmark = pytest.mark.xdist_group("errors")
 
 SETTINGS = {"spaces_per_caller": 1, "hub_rate": 100, "hub_questions": 2, "hub_clients_in_space": 3}
 
+
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with pytest.MonkeyPatch.context() as patch:

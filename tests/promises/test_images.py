@@ -162,6 +162,23 @@ def test_what_is_damaged_or_hostile_leaves_nothing(
     assert not [*(daemon.data / "images").glob(".staging/*")]
 
 
+def test_what_is_left_out_is_said(owner: httpx.Client) -> None:
+    """Devices are; what a link names is never followed; what has no place in a layer is refused."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, kind, link in (
+            ("dev/null", tarfile.CHRTYPE, ""),
+            ("etc/out", tarfile.SYMTYPE, "/"),
+            ("etc/out/tmp/through", tarfile.REGTYPE, ""),
+        ):
+            found = tarfile.TarInfo(name)
+            found.type, found.linkname = kind, link
+            tar.addfile(found)
+    made = good(owner.put("/v1/images?name=odd", content=packed.getvalue()))
+    assert "dev/null" in json.dumps(made["notes"]) and not Path("/tmp/through").exists()
+    good(owner.delete("/v1/images/odd"))
+
+
 # Engines
 
 
@@ -199,7 +216,9 @@ def test_commands_have_the_image_and_the_agent_the_host(
     assert [one["path"] for one in system["changes"]] == ["/etc/own"]
     assert [one["path"] for one in good(owner.get(f"{space}/changes"))["changes"]] == ["b.txt"]
     # What its agent runs by its shell runs in the image.
-    turn = owner.post(f"{space}/turns", json={"prompt": "run cat /etc/own > c.txt; sh -c 'cat /etc/own' > d.txt"})
+    turn = owner.post(
+        f"{space}/turns", json={"prompt": "run cat /etc/own > c.txt; sh -c 'cat /etc/own' > d.txt"}
+    )
     good(owner.get(f"/v1/turns/{good(turn)['id']}", params={"wait_s": 60}))
     assert run(owner, space, "cat c.txt d.txt") == "x\nx\n"
     proof = good(owner.post(f"{space}/verify"))
@@ -260,7 +279,7 @@ def test_a_container_of_an_engine_that_is_not_there(owner: httpx.Client, box: st
 def compose(project: Path, **services: Any) -> dict[str, Any]:
     """A space that is asked for with them."""
     named = {name: {"image": "box:1", **one} for name, one in services.items()}
-    volumes = {"volumes": {"data": {}}}
+    volumes: dict[str, Any] = {"volumes": {"data": {}}}
     (project / "compose.yaml").write_text(json.dumps({"services": named, **volumes}))
     where = {"kind": "folder", "location": str(project)}
     return {"project": where, "services": "auto", "env": {"WORD": "given"}}
@@ -318,9 +337,37 @@ def test_services_run_beside_a_space(owner: httpx.Client, box: str, project: Pat
         remove(owner, one)
 
 
-def test_a_service_that_fails_leaves_no_space(
+def test_what_a_service_is_given_of_its_project(
     owner: httpx.Client, box: str, project: Path
 ) -> None:
+    """The space's tree, and not the project's; memory; and files that are secrets."""
+    (project / "conf").mkdir()
+    (project / "conf" / "a").write_text("as it was\n")
+    (project / ".env").write_text("TAG=1\n")
+    asked = compose(
+        project,
+        app={
+            "image": "box:${TAG:-7}",
+            **{"command": ["sleep", "600"], "tmpfs": ["/fast"], "secrets": ["own"]},
+            "volumes": ["./conf:/etc/app", "/etc:/host", "./data:/var/own"],
+            **{"hostname": "app.local", "user": "0", "working_dir": "/etc"},
+        },
+    )
+    text = json.loads((project / "compose.yaml").read_text())
+    secrets = {"secrets": {"own": {"file": "./conf/a"}}}
+    (project / "compose.yaml").write_text(json.dumps({**text, **secrets}))
+    space = make(owner, **asked)
+    assert owner.put(f"{space}/files?path=conf/a", content=b"of the space\n").is_success
+    looked = "cat /etc/app/a; ls /host 2>/dev/null; ls -d /fast /var/own; cat /run/secrets/own; pwd"
+    lines = run(owner, space, looked, place="app").splitlines()
+    assert lines[0] == "of the space" and lines[1:3] == ["/fast", "/var/own"], lines
+    assert "of the space" in lines[3] or "as it was" in lines[3], lines
+    assert (project / "conf" / "a").read_text() == "as it was\n"
+    assert "/etc" in json.dumps(good(owner.get(space)))
+    remove(owner, space)
+
+
+def test_a_service_that_fails_leaves_no_space(owner: httpx.Client, box: str, project: Path) -> None:
     asked = compose(project, broken={"command": ["sh", "-c", "echo its words; exit 3"]})
     told = bad(owner.post("/v1/spaces", json={**asked, "name": "served"}), 422, "service_failed")
     assert "its words" in json.dumps(told) and "3" in told["detail"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import carrel
@@ -19,6 +21,7 @@ from carrel.client.spaces import Space
 from tests.daemon.rig import ANSWER_S, Daemon, good
 from tests.promises.test_helpers import does, tool
 
+PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
 PROGRESS = "buffer_taskspace_progress"
 ABOUT_SPACES = {
     *("space_state", "update_space", "list_spaces", "spawn_space", "wait_for_space"),
@@ -231,3 +234,62 @@ def test_outside_there_are_the_tools_about_spaces(daemon: Daemon, tmp_path: Path
         assert failed and asked["code"], asked
         with daemon.local() as http:
             http.delete(f"/v1/spaces/{made['id']}", params={"force": "true"})
+
+
+DEFAULTS = {
+    ("spawn_space", "timeout_s"): 300,
+    ("wait_for_space", "timeout_s"): 60,
+    ("list_changes", "limit"): 200,
+    ("read_file", "size"): 128 << 10,
+    ("delete_space", "timeout_s"): 300,
+}
+
+
+def test_the_arguments_are_those_of_the_page(daemon: Daemon) -> None:
+    """With what they are when nothing is said; more of them are refused."""
+    table = PAGE.read_text().split("| tool | arguments | answer |")[1].split("\n\n")[0]
+    rows = (row.split("|")[1:3] for row in table.splitlines()[2:])
+    named = {tool.strip().strip("`"): {*re.findall(r"`(\w+)`", words)} for tool, words in rows}
+    with serving(daemon) as server:
+        tools = {one["name"]: one["inputSchema"] for one in server.ask("tools/list")["tools"]}
+        for name, schema in tools.items():
+            assert {*schema["properties"]} <= named[name] | {"space"}, name
+            assert schema["additionalProperties"] is False
+        for (name, argument), value in DEFAULTS.items():
+            assert tools[name]["properties"][argument]["default"] == value, (name, argument)
+        for name in tools:
+            failed, told = server.call(name, nope=1, **SPACE.get(name, {}))
+            assert failed and told["code"] == "message_invalid", (name, told)
+        # Outside, a space has to be named.
+        assert server.call("space_state")[1]["code"] == "message_invalid"
+
+
+SPACE = {"spawn_space": {"project": "/nowhere"}}
+
+
+def test_a_token_is_told_of_its_own(daemon: Daemon, client: carrel.Client) -> None:
+    """And by HTTP only who shows the token comes in."""
+    words = [sys.executable, "-m", "carrel.cli.main", "mcp", "--http", "127.0.0.1:0"]
+    env = {**os.environ, "CARREL_DATA": str(daemon.data)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=env, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = process.stderr.readline().split()[-1]
+            kind, secret = process.stderr.readline().split()[-2:]
+            assert address.endswith("/mcp") and kind == "Bearer"
+            who = {"name": "promise", "version": "1"}
+            params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": who}
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+            accepts = {"Accept": "application/json, text/event-stream"}
+            own = {**accepts, "Authorization": f"Bearer {secret}"}
+            for headers, status in (
+                (own, 200),
+                (accepts, 401),
+                ({**own, "Authorization": "Bearer other"}, 401),
+                ({**own, "Origin": "http://evil.test"}, 403),
+                ({**own, "Host": "evil.test"}, 421),
+            ):
+                told = httpx.post(address, json=hello, headers=headers, timeout=ANSWER_S)
+                assert told.status_code == status, (headers, told.text)
+        finally:
+            process.terminate()

@@ -204,7 +204,10 @@ def test_what_can_be_asked_for(owner: httpx.Client, tmp_path: Path) -> None:
     space = good(owner.get(f"/v1/spaces/{found['space_id']}"))
     assert space["labels"]["team"] == "blue" and space["limits"]["pids"] == 100
     assert not space["env"].get("OWN") or space["network"] == "none"
-    for more in ({"check": []}, {"frontend": ""}, {"retention": {"policy": "none"}}, {"nope": 1}):
+    wrong: tuple[dict[str, Any], ...] = (
+        *({"check": []}, {"frontend": ""}, {"retention": {"policy": "none"}}, {"nope": 1}),
+    )
+    for more in wrong:
         told = owner.post("/v1/requests", json={"instructions": "x", **more})
         assert told.status_code == 422, (more, told.text)
     long = {"instructions": "x" * 200_001}

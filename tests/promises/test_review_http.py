@@ -59,7 +59,9 @@ def read(client: httpx.Client, space: str, path: str) -> str:
 
 def test_comments_go_to_the_agent(owner: httpx.Client, space: str) -> None:
     write(owner, space, "greet.py", "one\ntwo\nthree\n")
-    one = good(owner.post(f"{space}/comments", json={"path": "greet.py", "line": 2, "text": "why?"}))
+    one = good(
+        owner.post(f"{space}/comments", json={"path": "greet.py", "line": 2, "text": "why?"})
+    )
     assert (one["path"], one["line"], one["state"]) == ("greet.py", 2, "open") and one["id"]
     # It stays with its line.
     write(owner, space, "greet.py", "zero\none\ntwo\nthree\n")
@@ -118,9 +120,7 @@ def settled(client: httpx.Client, entries: list[str]) -> dict[str, dict[str, Any
         time.sleep(LOOK_S)
 
 
-def test_a_queue_lands_one_after_the_other(
-    owner: httpx.Client, space: str, project: Path
-) -> None:
+def test_a_queue_lands_one_after_the_other(owner: httpx.Client, space: str, project: Path) -> None:
     other = make(owner, project)
     write(owner, space, "one.txt", "1\n")
     write(owner, other, "two.txt", "2\n")
