@@ -25,18 +25,20 @@ import msgspec
 from carrel.domain.checkpoints import START, PartsKept, StateSummary
 from carrel.domain.errors import TreeDamaged, TreeUnavailable
 from carrel.domain.systems import Part
-from carrel.domain.trees import Base, ChangeKind, EntryType, Owner, Tree, TreeDriver, TreeLayer
+from carrel.domain.trees import Base, Owner, Tree, TreeDriver, TreeLayer
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.bases.disk import LayeredLayout
 from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.drivers.common import (
     Comparable,
+    Layered,
     Restful,
     note_prefix,
     open_roots,
     settle,
     tree_errors,
 )
+from carrel.trees.drivers.written import WrittenFiles, as_written
 from carrel.trees.folders import Root, join, split, walk
 from carrel.trees.kept import (
     VERSION,
@@ -53,7 +55,7 @@ from carrel.trees.kept import (
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
 from carrel.trees.paths import sync_folder
-from carrel.trees.state_files import FileKeeping, Restoring, is_kept, make_other, open_kept
+from carrel.trees.state_files import FileKeeping, Files, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -112,8 +114,7 @@ class SpaceStates:
             keeping = FileKeeping(self._objects, max_bytes)
             try:
                 found = self._at_one_moment(keeping, before, agent, frozenset(without), still)
-                self._write(name, found)
-                self._write(_HEAD, found)
+                write_state(self._folder, (name, _HEAD), found)
             except BaseException:
                 keeping.forget()
                 raise
@@ -158,8 +159,8 @@ class SpaceStates:
     ) -> FilesState | None:
         """None when something went while it was read."""
         try:
-            with self._tree_root() as root:
-                tree = keeping.all(root, self._now(root), before.tree, self._ids)
+            with self._tree_files() as files:
+                tree = keeping.all(files, self._now(files), before.tree, self._ids)
             parts = {name: self._kept_part(keeping, before, name) for name in self._parts}
             if not agent:
                 return FilesState(VERSION, self._tree.base_id, tree, None, parts)
@@ -180,8 +181,8 @@ class SpaceStates:
         """Whether what was kept is what there is, and was so since then."""
         driver = self._driver
         if not (isinstance(driver, Restful) and driver.is_untouched(self._tree, settled_ns)):
-            with self._tree_root() as root:
-                if not _are_marked(found.tree, self._now(root), settled_ns, self._ids):
+            with self._tree_files() as files:
+                if not _are_marked(found.tree, self._now(files), settled_ns, self._ids):
                     return False
         for name, part in self._parts.items():
             with Root(part.open_root()) as root:
@@ -192,20 +193,18 @@ class SpaceStates:
         with self._agent_root() as root:
             return _are_marked(found.agent, _all(root, without), settled_ns, self._ids)
 
-    def _now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
+    def _now(self, files: Files, *, whole: bool = False) -> Iterable[Seen]:
         """What differs from the base, as it is; of a folder that went only the folder, unless
         `whole`."""
+        if isinstance(self._driver, Layered) and not whole:
+            return self._driver.written(self._tree)
         assert isinstance(self._driver, Comparable)
-        gone: set[str] = set()
-        for change in self._driver.compare(self._tree, links=True, renames=None):
-            if change.old_type is EntryType.FOLDER and change.new_type is not EntryType.FOLDER:
-                gone.add(change.path)
-            if change.kind is not ChangeKind.DELETED:
-                yield change.path, root.status(change.path)
-            elif whole or split(change.path)[0] not in gone:
-                yield change.path, None
+        changes = self._driver.compare(self._tree, links=True, renames=None)
+        return as_written(changes, files.status, whole=whole)
 
-    def _tree_root(self) -> Root:
+    def _tree_files(self) -> Root | WrittenFiles:
+        if isinstance(self._driver, Layered):
+            return self._driver.open_written(self._tree)
         return Root(self._driver.open_root(self._tree))
 
     def _agent_root(self) -> Root:
@@ -231,10 +230,12 @@ class SpaceStates:
         with tree_errors("put the state back"), open_roots(self._base.layers) as roots:
             self._check(state.all())
             base = Layers(roots, note_prefix())
-            with self._tree_root() as root:
-                now = dict(self._now(root, whole=True))
+            with self._tree_files() as files:
+                now = dict(self._now(files, whole=True))
             entries = KeptEntries(state.tree, base)
-            tree = self._restored(self._driver.open_root(self._tree), now, entries)
+            tree = self._restored(
+                self._driver.open_root(self._tree), now, entries, marked=self._tree_files
+            )
             restored = {
                 name: self._restored_part(part, state.parts[name])
                 for name, part in self._parts.items()
@@ -246,7 +247,8 @@ class SpaceStates:
                     now = dict(_all(root))
                 entries = KeptEntries(state.agent, None)
                 agent = self._restored(_open_agent(self._tree), now, entries)
-            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent, restored))
+            made = FilesState(VERSION, self._tree.base_id, tree, agent, restored)
+            write_state(self._folder, (_HEAD,), made)
         return agent is not None
 
     def _restored_part(
@@ -270,8 +272,9 @@ class SpaceStates:
         wanted: KeptEntries,
         part: SpacePart | None = None,
         objects: Path | None = None,
+        marked: Callable[[], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
-        """The entries with the marks that they have now."""
+        """The entries with the marks that they have now, in what `marked` opens."""
         with Descriptor(descriptor) as root:
             status = os.fstat(root)
             owner = Owner(status.st_uid, status.st_gid)
@@ -284,7 +287,7 @@ class SpaceStates:
             finally:
                 writer.close()
             # Anew: a folder that was just finished may keep its owner out.
-            with Root(os.dup(root)) as made:
+            with marked() if marked is not None else Root(os.dup(root)) as made:
                 entries = wanted.named.values()
                 return tuple(_marked(one, made.status(os.fsdecode(one.path))) for one in entries)
 
@@ -418,7 +421,7 @@ class SpaceStates:
                     keeping.count(size)
                     used += size
                     os.link(kept, path)
-            write_state(target / _STATE, state)
+            write_state(target, (_STATE,), state)
             # All at the end: the first has the disk write down what it knows of the others.
             for path in (*objects.iterdir(), target / _STATE):
                 with Descriptor(open_kept(path)) as file:
@@ -487,9 +490,6 @@ class SpaceStates:
             if name != _HEAD:
                 raise
         return FilesState(VERSION, self._tree.base_id)
-
-    def _write(self, name: str, state: FilesState) -> None:
-        write_state(self._folder / name, state)
 
 
 def _has_agent(tree: Tree) -> bool:
