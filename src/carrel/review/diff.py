@@ -197,7 +197,7 @@ class _Sides:
             return
         if isinstance(self.before, KeptSide):
             for path in _merged(self.before.changed(), _paths(self.after)):
-                is_same = self.before.is_still(path, self.after.root.status(path))
+                is_same = self.before.is_still(path)
                 if not is_same and not is_git(path):
                     yield path, self.after.sort(path)
             return

@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -122,16 +122,24 @@ class KeptEntries:
 
 
 class KeptSide:
-    """A state as one side of a comparison. `objects` has the kept files."""
+    """A state as one side of a comparison. `objects` has the kept files; `now` tells what the tree
+    has at a path."""
 
-    def __init__(self, state: FilesState, objects: Root, base: Layers) -> None:
+    def __init__(
+        self,
+        state: FilesState,
+        objects: Root,
+        base: Layers,
+        now: Callable[[str], os.stat_result | None],
+    ) -> None:
+        self._now = now
         self._entries = KeptEntries(state.tree, base)
         self._objects = objects
         self._base = base
 
-    def is_still(self, path: str, status: os.stat_result | None) -> bool:
+    def is_still(self, path: str) -> bool:
         """Whether what is there now has not been touched since; if not, it may be the same yet."""
-        named = self._entries.get(path)
+        named, status = self._entries.get(path), self._now(path)
         return named is not None and status is not None and named.mark == mark_of(status)
 
     def has(self, path: str) -> bool:

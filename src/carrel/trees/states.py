@@ -448,8 +448,8 @@ class SpaceStates:
         """Nobody may thin the states meanwhile."""
         state = self._read(name)
         self._check(state.tree)
-        with Root.at(self._objects) as objects:
-            yield KeptSide(state, objects, base)
+        with Root.at(self._objects) as objects, self._tree_files() as files:
+            yield KeptSide(state, objects, base, files.status)
 
     # What is kept
 
