@@ -202,7 +202,7 @@ def take(
     if stat.S_ISLNK(status.st_mode):
         importer.link(raw, root.link(place))
     elif stat.S_ISREG(status.st_mode):
-        with Descriptor(root.open_file(place)) as descriptor:
+        with Descriptor(root.open_regular(place)[0]) as descriptor:
             _take_file(importer, raw, status.st_mode, descriptor)
 
 
