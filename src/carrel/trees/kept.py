@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -86,18 +86,20 @@ def read_state(path: Path, base_id: str) -> FilesState:
     return state
 
 
-def write_state(folder: Path, names: Sequence[str], state: FilesState) -> None:
-    """Under all these names, one after the other."""
-    content = zlib.compress(msgspec.msgpack.encode(state), 1)
-    for name in names:
-        draft = folder / f".{secrets.token_hex(8)}"
-        try:
-            with Descriptor(os.open(draft, _NEW, 0o600)) as target:
-                write_at(target, content, 0)
-            draft.replace(folder / name)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+def packed(state: FilesState) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(state), 1)
+
+
+def write_state(path: Path, content: bytes) -> None:
+    """`content` is a state, packed."""
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        with Descriptor(os.open(draft, _NEW, 0o600)) as target:
+            write_at(target, content, 0)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 class KeptEntries:

@@ -49,6 +49,7 @@ from carrel.trees.kept import (
     by_path,
     damaged,
     mark_of,
+    packed,
     read_state,
     write_state,
 )
@@ -114,7 +115,9 @@ class SpaceStates:
             keeping = FileKeeping(self._objects, max_bytes)
             try:
                 found = self._at_one_moment(keeping, before, agent, frozenset(without), still)
-                write_state(self._folder, (name, _HEAD), found)
+                content = packed(found)
+                self._write(name, content)
+                self._write(_HEAD, content)
             except BaseException:
                 keeping.forget()
                 raise
@@ -248,7 +251,7 @@ class SpaceStates:
                 entries = KeptEntries(state.agent, None)
                 agent = self._restored(_open_agent(self._tree), now, entries)
             made = FilesState(VERSION, self._tree.base_id, tree, agent, restored)
-            write_state(self._folder, (_HEAD,), made)
+            self._write(_HEAD, packed(made))
         return agent is not None
 
     def _restored_part(
@@ -421,7 +424,7 @@ class SpaceStates:
                     keeping.count(size)
                     used += size
                     os.link(kept, path)
-            write_state(target, (_STATE,), state)
+            write_state(target / _STATE, packed(state))
             # All at the end: the first has the disk write down what it knows of the others.
             for path in (*objects.iterdir(), target / _STATE):
                 with Descriptor(open_kept(path)) as file:
@@ -490,6 +493,9 @@ class SpaceStates:
             if name != _HEAD:
                 raise
         return FilesState(VERSION, self._tree.base_id)
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_state(self._folder / name, content)
 
 
 def _has_agent(tree: Tree) -> bool:
