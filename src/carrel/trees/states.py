@@ -210,6 +210,9 @@ class SpaceStates:
             return self._driver.open_written(self._tree)
         return Root(self._driver.open_root(self._tree))
 
+    def _opened_tree(self, _root: int) -> Root | WrittenFiles:
+        return self._tree_files()
+
     def _agent_root(self) -> Root:
         return Root(_open_agent(self._tree))
 
@@ -237,10 +240,10 @@ class SpaceStates:
                 now = dict(self._now(files, whole=True))
             entries = KeptEntries(state.tree, base)
             tree = self._restored(
-                self._driver.open_root(self._tree), now, entries, marked=self._tree_files
+                self._driver.open_root(self._tree), now, entries, marked=self._opened_tree
             )
             restored = {
-                name: self._restored_part(part, state.parts[name])
+                name: self._restored_part(part, state.parts[name], marked=_opened)
                 for name, part in self._parts.items()
                 if name in state.parts
             }
@@ -249,13 +252,17 @@ class SpaceStates:
                 with self._agent_root() as root:
                     now = dict(_all(root))
                 entries = KeptEntries(state.agent, None)
-                agent = self._restored(_open_agent(self._tree), now, entries)
+                agent = self._restored(_open_agent(self._tree), now, entries, marked=_opened)
             made = FilesState(VERSION, self._tree.base_id, tree, agent, restored)
             self._write(_HEAD, packed(made))
         return agent is not None
 
     def _restored_part(
-        self, part: SpacePart, wanted: Iterable[StateEntry], objects: Path | None = None
+        self,
+        part: SpacePart,
+        wanted: Iterable[StateEntry],
+        objects: Path | None = None,
+        marked: Callable[[int], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
         wanted = tuple(wanted)
         with part.base() as base, part.began() as began:
@@ -266,7 +273,7 @@ class SpaceStates:
                 base = began
                 now = dict.fromkeys(_paths(began)) | now
             entries = KeptEntries(wanted, base)
-            return self._restored(part.open_root(), now, entries, part, objects)
+            return self._restored(part.open_root(), now, entries, part, objects, marked)
 
     def _restored(
         self,
@@ -275,9 +282,9 @@ class SpaceStates:
         wanted: KeptEntries,
         part: SpacePart | None = None,
         objects: Path | None = None,
-        marked: Callable[[], Root | WrittenFiles] | None = None,
+        marked: Callable[[int], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
-        """The entries with the marks that they have now, in what `marked` opens."""
+        """The entries with the marks that they have now in what `marked` opens, if that is given."""
         with Descriptor(descriptor) as root:
             status = os.fstat(root)
             owner = Owner(status.st_uid, status.st_gid)
@@ -289,10 +296,17 @@ class SpaceStates:
                 writer.finish()
             finally:
                 writer.close()
+            entries = wanted.named.values()
+            if marked is None or not entries:
+                return ()
+            # What is written from now on has a later ctime than any mark.
+            settled = settle(self._folder)
             # Anew: a folder that was just finished may keep its owner out.
-            with marked() if marked is not None else Root(os.dup(root)) as made:
-                entries = wanted.named.values()
-                return tuple(_marked(one, made.status(os.fsdecode(one.path))) for one in entries)
+            with marked(root) as made:
+                statuses = (made.status(os.fsdecode(one.path)) for one in entries)
+                return tuple(
+                    _marked(*pair, settled) for pair in zip(entries, statuses, strict=True)
+                )
 
     def _check(self, entries: Iterable[StateEntry], objects: Path | None = None) -> None:
         """That all of it is there: a machine that lost its power may have lost some of it."""
@@ -551,11 +565,15 @@ def _untouched(state: FilesState, settled_ns: int, sure: Collection[bytes]) -> F
     return FilesState(state.version, state.base_id, old(state.tree), agent, parts)
 
 
-def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
+def _opened(root: int) -> Root:
+    return Root(os.dup(root))
+
+
+def _marked(one: StateEntry, status: os.stat_result | None, settled_ns: int) -> StateEntry:
     """Without a mark if somebody has written there since it was put back: so it is read again."""
     mark = (0, 0)
     if status is not None and (status.st_mode, status.st_mtime_ns) == (one.mode, one.mtime_ns):
-        mark = mark_of(status)
+        mark = mark_of(status) if status.st_ctime_ns < settled_ns else mark
     return msgspec.structs.replace(one, mark=mark)
 
 
