@@ -4,8 +4,11 @@
                                 [--json]
 
 The same change is made in a space and in the checkout that it was made from, before each measure.
-No process of the space is stopped for a checkpoint, so an agent at work waits for none; the time is
-that of the person who asked for it, or of a turn that is begun while one is taken.
+The time of a checkpoint is that of the person who asked for it, or of a turn that is begun while
+one is taken. What an agent at work waits is measured beside it: the longest time between two acts
+of a program that reads or writes files without end, when a checkpoint is taken and when none is.
+One that reads waits for nothing. One that writes stands still for the second look at its files, if
+its space has a control group.
 
 Whether it costs the same in any project is measured with the same changes in projects of other
 sizes, in processor time of the daemon: that is what a loaded machine leaves comparable. What
@@ -19,7 +22,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +35,7 @@ from bench.own_spaces import Daemon, open_daemon
 from bench.places import add_common_options, positive, run_main, workplace
 from bench.projects import Shape, change_files, make_plain_folder, make_project
 from bench.reporting import Report, Row, in_ms, machine
-from carrel.client import Space
+from carrel.client import Client, Space
 
 TAKE, BACK, FORK, FORKS = (
     f"carrel: {what}" for what in ("checkpoint", "rewind", "fork", "5 forks")
@@ -42,6 +47,19 @@ SIZE, SHARED = "size of a fork", "what forks of a state share"
 FLAT = ("checkpoint", "rewind", "fork")
 MOST_KIB = 128.0
 CHECKPOINTS = 100
+READS, WRITES = "reads", "writes"
+AGENT_S = 0.4
+AGENT = """
+import sys, time
+act, last, longest = sys.argv[1], time.monotonic(), 0.0
+until = last + float(sys.argv[2])
+while last < until:
+    with open("at-work", "w" if act == "writes" else "a+") as file:
+        file.write("x") if act == "writes" else file.read()
+    now = time.monotonic()
+    last, longest = now, max(longest, now - last)
+print(longest)
+"""
 GIT_S = 300.0
 
 
@@ -79,6 +97,7 @@ def measure(options: argparse.Namespace, place: Path) -> None:
                 seed += 1
                 change(names, space, project, seed)
                 own(daemon, space, board, number)
+                at_work(daemon, space, board, number)
                 native(project, place, board, number)
         say(f"{CHECKPOINTS} checkpoints")
         later(options, names, daemon, space, project, board)
@@ -177,6 +196,24 @@ def own(daemon: Daemon, space: Space, board: Board, number: int) -> None:
     board.add(SHARED, number, kib(daemon.data / "layers"))
     for one in made:
         client.get(one.id).remove(force=True)
+
+
+def waits(act: str, when: str) -> str:
+    return f"longest wait of an agent that {act}, {when}"
+
+
+def at_work(daemon: Daemon, space: Space, board: Board, number: int) -> None:
+    """What a program in the space waits for at most: with a checkpoint, and without."""
+    for act in (READS, WRITES):
+        for when in ("alone", "at a checkpoint"):
+            with ThreadPoolExecutor(1) as pool, Client(data=daemon.data) as other:
+                words = ["python3", "-c", AGENT, act, str(AGENT_S)]
+                told = pool.submit(other.get(space.id).run, words)
+                time.sleep(AGENT_S / 2)
+                if when != "alone":
+                    space.checkpoint()
+                board.add(waits(act, when), number, float(told.result().stdout))
+    space.run(["rm", "-f", "at-work"])
 
 
 def native(project: Path, place: Path, board: Board, number: int) -> None:

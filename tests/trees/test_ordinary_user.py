@@ -20,6 +20,7 @@ FILES = (
 )
 SAMPLE = "overlay or not (whatever_is_changed or memory or there_and_back or whole_trees)"
 """In a sample; overlays alone have another way for an ordinary user."""
+_STATES = "(overlay and (odd or back_and_forth or forks_share)) or (written and not any_work)"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
@@ -33,5 +34,8 @@ def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> Non
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_states_of_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """Whom the modes of files keep out."""
-    words = () if EXHAUSTIVE else ("-k", "overlay and (odd or back_and_forth or forks_share)")
-    run_again(str(Path(__file__).with_name("test_states.py")), ordinary_user, data, *words)
+    words = () if EXHAUSTIVE else ("-k", _STATES)
+    first, other = (
+        str(Path(__file__).with_name(f"test_{one}.py")) for one in ("states", "written")
+    )
+    run_again(first, ordinary_user, data, *words, other)

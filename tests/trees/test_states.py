@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from carrel.domain.checkpoints import START
 from carrel.domain.errors import PathInvalid, TooLarge, TreeDamaged, TreeUnavailable
 from carrel.domain.trees import Base, Tree
+from carrel.launcher.client import Launcher
 from carrel.linux.descriptors import Descriptor
 from carrel.trees import states
 from carrel.trees.drivers import common
 from carrel.trees.states import SpaceStates
 from carrel.trees.writer import TreeWriter
-from tests.conformance.tree_rig import SANDBOX, Rig
+from tests.conformance.tree_rig import SANDBOX, Rig, open_rig
 from tests.conformance.tree_views import Seen, do_much, fingerprint, look, make_project, owners
 from tests.sampling import EXHAUSTIVE, examples
 from tests.trees.test_properties import EACH_KIND, PROFILE, do_all, steps
@@ -272,6 +273,36 @@ def test_what_is_written_while_it_is_put_back_is_kept_next(
     kept.put_back(START)
     kept.put_back("second")
     assert any_rig.act(tree, lambda: Path("one").read_text()) == "3"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
+def test_what_is_written_right_after_it_was_put_back(
+    tree_launcher: Launcher, tmp_path: Path
+) -> None:
+    """On a file system whose clock has ticks of some milliseconds."""
+    project, place = tmp_path / "project", tmp_path / "coarse"
+    project.mkdir()
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "coarse", place], check=True, timeout=60)
+    place.chmod(0o711)
+    try:
+        with open_rig("copy", place, tree_launcher) as rig:
+            tree = rig.tree(rig.base_of(project))
+            kept = kept_of(rig, tree)
+            (tree.path / "one").write_bytes(b"a")
+            os.chown(tree.path / "one", *SANDBOX)
+            for number in range(20):
+                kept.take("first", agent=False, max_bytes=BIG)
+                (tree.path / "one").write_bytes(b"something else")
+                kept.put_back("first")
+                with (tree.path / "one").open("r+b") as file:
+                    file.write(b"%c" % (ord("b") + number))
+                kept.take("second", agent=False, max_bytes=BIG)
+                kept.put_back(START)
+                kept.put_back("second")
+                assert (tree.path / "one").read_bytes() == b"%c" % (ord("b") + number)
+    finally:
+        subprocess.run(["umount", place], check=True, timeout=60)
 
 
 def test_what_a_program_has_mapped_is_kept(any_rig: Rig, base: Base) -> None:

@@ -32,6 +32,7 @@ from carrel.trees.differences import (
     unmarked,
     usable,
 )
+from carrel.trees.folders import split
 from carrel.trees.kept import KeptSide
 from carrel.trees.layers import LayerEntry, Layers
 from carrel.trees.paths import check_path
@@ -114,6 +115,7 @@ class _Sides:
     git: GitFolders = field(default_factory=GitFolders)
     ignored: set[str] = field(default_factory=set)
     hidden: int = 0
+    _last: tuple[str, LayerEntry | None] = ("", None)
 
     def fill(self, importer: Importer) -> None:
         wanted = self._wanted()
@@ -157,9 +159,19 @@ class _Sides:
             self.before.take(importer, raw, path)
         elif self.before is not None:
             take(importer, raw, self.before.root, path)
-        elif (old := self.after.base_layers.find(path)) is not None:
+        elif (old := self._in_base(path)) is not None:
             # The bytes of a file whose mode alone changed may be elsewhere than its status.
             take(importer, raw, old.content.root, old.content.path, old.status)
+
+    def _in_base(self, path: str) -> LayerEntry | None:
+        """They come sorted: the next one is mostly in the same folder."""
+        above, name = split(path)
+        if not above:
+            return self.after.base_layers.find(name)
+        if above != self._last[0]:
+            self._last = (above, self.after.base_layers.find(above))
+        folder = self._last[1]
+        return self.after.base_layers.child(folder, name) if folder is not None else None
 
     def _wanted(self) -> set[str]:
         """Empty: everything. Raises `PathNotFound`, `PathInvalid`, `PathEscapes`."""
@@ -197,7 +209,7 @@ class _Sides:
             return
         if isinstance(self.before, KeptSide):
             for path in _merged(self.before.changed(), _paths(self.after)):
-                is_same = self.before.is_still(path, self.after.root.status(path))
+                is_same = self.before.is_still(path)
                 if not is_same and not is_git(path):
                     yield path, self.after.sort(path)
             return

@@ -21,7 +21,7 @@ from carrel.domain.trees import Change, ChangeKind, EntryType
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.contents import digest, same_bytes
 from carrel.trees.files import entry_type
-from carrel.trees.folders import HeldPaths, join
+from carrel.trees.folders import HeldPaths, join, split
 from carrel.trees.layers import LayerEntry, Layers
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -193,9 +193,24 @@ class Comparison:
             return (candidate.change for candidate in self._candidates())
         return pair_renames(self._candidates(), self.renames)
 
-    def _candidates(self) -> Iterator[Candidate]:
+    def below(self, path: str) -> Iterator[Change]:
+        """The entry at `path`, and all that is in it."""
+        new, old = self.tree.find(path), self.base.find(path)
+        pair = _Pair(*split(path), new, old)
+        shown = new or old
+        if shown is not None and (change := self._compare(pair, shown)):
+            yield change
+        for candidate in self._candidates(path, new, old):
+            yield candidate.change
+
+    def _candidates(
+        self, path: str = "", new: LayerEntry | None = None, old: LayerEntry | None = None
+    ) -> Iterator[Candidate]:
+        """What is in a folder, as both have it; in the root if none is given."""
         held = HeldPaths()
-        stack = [self._compare_folders("", self.tree.top(), self.base.top())]
+        if not path:
+            new, old = self.tree.top(), self.base.top()
+        stack = [self._compare_folders(path, new, old)]
         while stack:
             pair = next(stack[-1], None)
             if pair is None:

@@ -15,6 +15,7 @@ import secrets
 import stat
 import tarfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from carrel.trees.contents import digest, digest_of_pieces
 from carrel.trees.drivers.common import tree_errors
 from carrel.trees.extraction import tar_reader
 from carrel.trees.folders import ENTRY_ERRORS, Root, split, walk
+from carrel.trees.git.packs import BLOB, PackWriter, TreeWriter, writing
 from carrel.trees.git.process import feed_git, read_git
 from carrel.trees.removal import remove_tree
 
@@ -48,16 +50,20 @@ _NOTHING = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """Git's name for a folder with nothing in it, which it knows without having it."""
 
 
-class Importer:
-    """Writes the language of `git fast-import`: one commit, with the files of each side in a folder
-    of its own. So both sides of one file can be told together, and no list of them is held."""
+class Importer(ABC):
+    """Is told of the files of both sides, of which no list is held."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._side = BEFORE
         self._left = {BEFORE: MAX_BYTES, AFTER: MAX_BYTES}
-        self._filled: set[bytes] = set()
-        write(b"commit %s\ncommitter carrel <> 0 +0000\ndata 0\n\n" % _REF.encode())
+
+    @abstractmethod
+    def _put(self, path: bytes, mode: bytes, content: bytes) -> None: ...
+
+    @property
+    @abstractmethod
+    def sides(self) -> tuple[str, str]:
+        """What git is to compare, when it has all."""
 
     def turn_to(self, side: bytes) -> None:
         """Whose files come next: `BEFORE` or `AFTER`."""
@@ -83,6 +89,17 @@ class Importer:
             path += NOT_TAKEN
         self._put(path, _LINK, target)
 
+
+class AnyOrder(Importer):
+    """Writes the language of `git fast-import`: one commit, with the files of each side in a folder
+    of its own."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        super().__init__()
+        self._write = write
+        self._filled: set[bytes] = set()
+        write(b"commit %s\ncommitter carrel <> 0 +0000\ndata 0\n\n" % _REF.encode())
+
     def same(self, path: bytes, first: bytes) -> None:
         """A further name of a file that is there."""
         self._write(b"C %s %s\n" % (self._quoted(first), self._quoted(path)))
@@ -92,7 +109,6 @@ class Importer:
 
     @property
     def sides(self) -> tuple[str, str]:
-        """What git is to compare, when it has read all."""
         before, after = (
             f"{_REF}:{side.decode()}" if side in self._filled else _NOTHING
             for side in (BEFORE, AFTER)
@@ -105,13 +121,39 @@ class Importer:
         self._write(head + content + b"\n")
 
     def _quoted(self, path: bytes) -> bytes:
-        path = _ODD.sub(rb"\g<0>" + NOT_TAKEN, path)
-        return quoted(b"%s/%s" % (self._side, path))
+        return quoted(b"%s/%s" % (self._side, marked(path)))
+
+
+class Sorted(Importer):
+    """Takes files in the order of their paths, those in a folder together: both sides of one file
+    can be told together."""
+
+    def __init__(self, packs: PackWriter) -> None:
+        super().__init__()
+        self._packs = packs
+        self._trees = {BEFORE: TreeWriter(packs), AFTER: TreeWriter(packs)}
+        self._sides: tuple[str, str] | None = None
+
+    def end(self) -> None:
+        before, after = (self._trees[side].end().hex() for side in (BEFORE, AFTER))
+        self._sides = before, after
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        assert self._sides is not None, "it has come to its end"
+        return self._sides
+
+    def _put(self, path: bytes, mode: bytes, content: bytes) -> None:
+        self._trees[self._side].put(marked(path), mode, self._packs.add(BLOB, content))
 
 
 def quoted(path: bytes) -> bytes:
     """As the importer takes names with special characters."""
     return b'"%s"' % _SPECIAL.sub(lambda found: b"\\%03o" % found[0][0], path)
+
+
+def marked(path: bytes) -> bytes:
+    return _ODD.sub(rb"\g<0>" + NOT_TAKEN, path)
 
 
 def unmarked(path: bytes) -> bytes:
@@ -160,7 +202,7 @@ def take(
     if stat.S_ISLNK(status.st_mode):
         importer.link(raw, root.link(place))
     elif stat.S_ISREG(status.st_mode):
-        with Descriptor(root.open_file(place)) as descriptor:
+        with Descriptor(root.open_regular(place)[0]) as descriptor:
             _take_file(importer, raw, status.st_mode, descriptor)
 
 
@@ -172,7 +214,7 @@ def _take_file(importer: Importer, raw: bytes, mode: int, descriptor: int) -> No
         importer.named_only(raw, mode, digest(descriptor, size))
 
 
-def from_archive(importer: Importer, path: Path) -> None:
+def from_archive(importer: AnyOrder, path: Path) -> None:
     """Raises `ArchiveInvalid`."""
     with tree_errors("read the archive"), path.open("rb") as file:
         stream: Readable = file
@@ -184,7 +226,7 @@ def from_archive(importer: Importer, path: Path) -> None:
             _take_member(importer, reader, member, files)
 
 
-def _take_member(importer: Importer, reader: TarReader, member: Member, files: set[bytes]) -> None:
+def _take_member(importer: AnyOrder, reader: TarReader, member: Member, files: set[bytes]) -> None:
     path = _clean(member.name)
     if not usable(path):
         return
@@ -266,11 +308,21 @@ class DiffRepositories:
         self._work = work
 
     @contextlib.contextmanager
-    def both(self, fill: Callable[[Importer], None]) -> Iterator[Both]:
-        """`fill` tells the importer of both sides."""
+    def both(self, fill: Callable[[Sorted], None]) -> Iterator[Both]:
+        """`fill` tells the importer of both sides, in the order of paths."""
+        with self._repository() as folder:
+            with tree_errors("compare two versions"), writing(folder / "objects" / "pack") as packs:
+                importer = Sorted(packs)
+                fill(importer)
+                importer.end()
+            yield Both(folder, importer.sides)
+
+    @contextlib.contextmanager
+    def both_in_any_order(self, fill: Callable[[AnyOrder], None]) -> Iterator[Both]:
+        """As `both`, in twice the time."""
         with self._repository() as folder:
             with feed_git(_IMPORT, folder=folder, timeout_s=_IMPORT_S) as write:
-                importer = Importer(write)
+                importer = AnyOrder(write)
                 fill(importer)
                 importer.end()
             yield Both(folder, importer.sides)
@@ -311,18 +363,18 @@ class GitDiffs(DiffRepositories):
     ) -> Generator[bytes, None, None]:
         """Nothing is done before it is first read. Who stops early closes it."""
 
-        def fill(importer: Importer) -> None:
+        def fill(importer: AnyOrder) -> None:
             only = _changed_in_either(before, after)
             if before is not None:
                 _import(importer, before, only)
             importer.turn_to(AFTER)
             _import(importer, after, only)
 
-        with self.both(fill) as both:
+        with self.both_in_any_order(fill) as both:
             yield from both.compare(*PATCH, "--no-renames")
 
 
-def _import(importer: Importer, files: VersionFiles, only: list[str] | None) -> None:
+def _import(importer: AnyOrder, files: VersionFiles, only: list[str] | None) -> None:
     if files.archive is not None:
         from_archive(importer, files.archive)
         return

@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -86,11 +86,16 @@ def read_state(path: Path, base_id: str) -> FilesState:
     return state
 
 
-def write_state(path: Path, state: FilesState) -> None:
+def packed(state: FilesState) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(state), 1)
+
+
+def write_state(path: Path, content: bytes) -> None:
+    """`content` is a state, packed."""
     draft = path.with_name(f".{secrets.token_hex(8)}")
     try:
         with Descriptor(os.open(draft, _NEW, 0o600)) as target:
-            write_at(target, zlib.compress(msgspec.msgpack.encode(state), 1), 0)
+            write_at(target, content, 0)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
@@ -119,16 +124,24 @@ class KeptEntries:
 
 
 class KeptSide:
-    """A state as one side of a comparison. `objects` has the kept files."""
+    """A state as one side of a comparison. `objects` has the kept files; `now` tells what the tree
+    has at a path."""
 
-    def __init__(self, state: FilesState, objects: Root, base: Layers) -> None:
+    def __init__(
+        self,
+        state: FilesState,
+        objects: Root,
+        base: Layers,
+        now: Callable[[str], os.stat_result | None],
+    ) -> None:
+        self._now = now
         self._entries = KeptEntries(state.tree, base)
         self._objects = objects
         self._base = base
 
-    def is_still(self, path: str, status: os.stat_result | None) -> bool:
+    def is_still(self, path: str) -> bool:
         """Whether what is there now has not been touched since; if not, it may be the same yet."""
-        named = self._entries.get(path)
+        named, status = self._entries.get(path), self._now(path)
         return named is not None and status is not None and named.mark == mark_of(status)
 
     def has(self, path: str) -> bool:

@@ -19,19 +19,19 @@ from typing import Protocol
 from carrel.domain.errors import TreeDamaged
 from carrel.domain.launching import MountHelper
 from carrel.domain.systems import MOUNTED, Part, System, Volume
-from carrel.domain.trees import Change, ChangeKind, EntryType, Owner
+from carrel.domain.trees import Change, Owner
 from carrel.linux import mounts
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.changes import Comparison, PathTest, every_path
 from carrel.trees.drivers.common import note_prefix, open_roots
+from carrel.trees.drivers.written import Written, as_written
 from carrel.trees.folders import Root, split, walk
 from carrel.trees.layers import LayerEntry, Layers
 from carrel.trees.shared_layers import SharedLayers
 
 UPPER, BELOW = "upper", "below"
 
-Seen = tuple[str, os.stat_result | None]
-"""A path, and what is there; None: nothing is, and the base has something."""
+Seen = Written
 
 
 class Ids(Protocol):
@@ -144,14 +144,7 @@ class SystemPart:
         yield None
 
     def now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
-        gone: set[str] = set()
-        for change in self.changes(links=True, renames=None):
-            if change.old_type is EntryType.FOLDER and change.new_type is not EntryType.FOLDER:
-                gone.add(change.path)
-            if change.kind is not ChangeKind.DELETED:
-                yield change.path, root.status(change.path)
-            elif whole or split(change.path)[0] not in gone:
-                yield change.path, None
+        return as_written(self.changes(links=True, renames=None), root.status, whole=whole)
 
     def changes(
         self, *, links: bool = False, renames: PathTest | None = every_path

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from carrel.domain.errors import InsufficientDisk, TooLarge
 from carrel.linux.descriptors import Descriptor
@@ -38,6 +39,16 @@ _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM)
 _KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
 
 
+class Files(Protocol):
+    """What files are read from; see `Root`."""
+
+    def status(self, path: str) -> os.stat_result | None: ...
+
+    def link(self, path: str) -> bytes: ...
+
+    def open_regular(self, path: str) -> tuple[int, os.stat_result]: ...
+
+
 def is_kept(status: os.stat_result) -> bool:
     return any(kind(status.st_mode) for kind in _KEPT)
 
@@ -49,6 +60,8 @@ class FileKeeping:
         self._objects = objects
         self._left = max_bytes
         self._going: Root | None = None
+        self._clones = True
+        """The disk has not refused yet to share blocks."""
         self.sure: set[bytes] = set()
         """Copies that were begun after their files had been touched last, by us: an ordinary user
         is let into a file without permissions by a new mode alone."""
@@ -68,7 +81,7 @@ class FileKeeping:
             finally:
                 self._going = None
 
-    def _take_over(self, path: str, status: os.stat_result, target: Path) -> bool:
+    def _take_over(self, path: str, status: os.stat_result, target: str) -> bool:
         """Not what has its bytes elsewhere: in the image, after a change of its mode say."""
         going = self._going
         there = going.status(path) if going is not None else None
@@ -91,7 +104,7 @@ class FileKeeping:
         return sum(self._made.values())
 
     def all(
-        self, root: Root, seen: Iterable[Seen], before: Iterable[StateEntry], ids: Ids
+        self, root: Files, seen: Iterable[Seen], before: Iterable[StateEntry], ids: Ids
     ) -> tuple[StateEntry, ...]:
         known = by_path(before)
         found = (self._one(root, path, status, known.get(path), ids) for path, status in seen)
@@ -99,7 +112,7 @@ class FileKeeping:
 
     def _one(
         self,
-        root: Root,
+        root: Files,
         path: str,
         status: os.stat_result | None,
         known: StateEntry | None,
@@ -128,25 +141,30 @@ class FileKeeping:
             ids.inside(status),
         )
 
-    def _file(self, root: Root, path: str, ids: Ids) -> tuple[bytes, os.stat_result]:
+    def _file(self, root: Files, path: str, ids: Ids) -> tuple[bytes, os.stat_result]:
         source, status = root.open_regular(path)
         with Descriptor(source):
             inode = (status.st_dev, status.st_ino)
             if status.st_nlink > 1 and inode in self._linked:
                 return self._linked[inode], status
             name = secrets.token_hex(10).encode()
-            self._count(name, status.st_blocks * STAT_BLOCK)
-            if self._take_over(path, status, self._objects / os.fsdecode(name)):
+            # Of a file whose mode alone was changed, the bytes are elsewhere.
+            blocks = status.st_blocks or os.fstat(source).st_blocks
+            self._count(name, blocks * STAT_BLOCK)
+            target = os.path.join(self._objects, os.fsdecode(name))
+            if self._take_over(path, status, target):
                 self._note_linked(inode, status, name)
                 return name, status
             status = self._calm(source, status, name)
             # Begins to write it out. Until then a program that has it mapped can write to it again
             # without a new ctime.
             begin_write_out(source, status.st_size)
-            with Descriptor(os.open(self._objects / os.fsdecode(name), _NEW, 0o600)) as copy:
-                if not clone_file(source, copy):
+            with Descriptor(os.open(target, _NEW, 0o600)) as copy:
+                self._clones = self._clones and clone_file(source, copy)
+                if not self._clones:
                     copy_file(source, copy, status.st_size)
-                set_attributes(copy, read_attributes(source))
+                if found := read_attributes(source):
+                    set_attributes(copy, found)
                 os.utime(copy, ns=(status.st_mtime_ns, status.st_mtime_ns))
                 if os.geteuid() == 0:
                     owner = ids.stored(ids.inside(status))

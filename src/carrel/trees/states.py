@@ -25,18 +25,20 @@ import msgspec
 from carrel.domain.checkpoints import START, PartsKept, StateSummary
 from carrel.domain.errors import TreeDamaged, TreeUnavailable
 from carrel.domain.systems import Part
-from carrel.domain.trees import Base, ChangeKind, EntryType, Owner, Tree, TreeDriver, TreeLayer
+from carrel.domain.trees import Base, Owner, Tree, TreeDriver, TreeLayer
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.bases.disk import LayeredLayout
 from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.drivers.common import (
     Comparable,
+    Layered,
     Restful,
     note_prefix,
     open_roots,
     settle,
     tree_errors,
 )
+from carrel.trees.drivers.written import WrittenFiles, as_written
 from carrel.trees.folders import Root, join, split, walk
 from carrel.trees.kept import (
     VERSION,
@@ -47,13 +49,14 @@ from carrel.trees.kept import (
     by_path,
     damaged,
     mark_of,
+    packed,
     read_state,
     write_state,
 )
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
 from carrel.trees.paths import sync_folder
-from carrel.trees.state_files import FileKeeping, Restoring, is_kept, make_other, open_kept
+from carrel.trees.state_files import FileKeeping, Files, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -112,8 +115,9 @@ class SpaceStates:
             keeping = FileKeeping(self._objects, max_bytes)
             try:
                 found = self._at_one_moment(keeping, before, agent, frozenset(without), still)
-                self._write(name, found)
-                self._write(_HEAD, found)
+                content = packed(found)
+                self._write(name, content)
+                self._write(_HEAD, content)
             except BaseException:
                 keeping.forget()
                 raise
@@ -158,8 +162,8 @@ class SpaceStates:
     ) -> FilesState | None:
         """None when something went while it was read."""
         try:
-            with self._tree_root() as root:
-                tree = keeping.all(root, self._now(root), before.tree, self._ids)
+            with self._tree_files() as files:
+                tree = keeping.all(files, self._now(files), before.tree, self._ids)
             parts = {name: self._kept_part(keeping, before, name) for name in self._parts}
             if not agent:
                 return FilesState(VERSION, self._tree.base_id, tree, None, parts)
@@ -180,8 +184,8 @@ class SpaceStates:
         """Whether what was kept is what there is, and was so since then."""
         driver = self._driver
         if not (isinstance(driver, Restful) and driver.is_untouched(self._tree, settled_ns)):
-            with self._tree_root() as root:
-                if not _are_marked(found.tree, self._now(root), settled_ns, self._ids):
+            with self._tree_files() as files:
+                if not _are_marked(found.tree, self._now(files), settled_ns, self._ids):
                     return False
         for name, part in self._parts.items():
             with Root(part.open_root()) as root:
@@ -192,21 +196,22 @@ class SpaceStates:
         with self._agent_root() as root:
             return _are_marked(found.agent, _all(root, without), settled_ns, self._ids)
 
-    def _now(self, root: Root, *, whole: bool = False) -> Iterator[Seen]:
+    def _now(self, files: Files, *, whole: bool = False) -> Iterable[Seen]:
         """What differs from the base, as it is; of a folder that went only the folder, unless
         `whole`."""
+        if isinstance(self._driver, Layered) and not whole:
+            return self._driver.written(self._tree)
         assert isinstance(self._driver, Comparable)
-        gone: set[str] = set()
-        for change in self._driver.compare(self._tree, links=True, renames=None):
-            if change.old_type is EntryType.FOLDER and change.new_type is not EntryType.FOLDER:
-                gone.add(change.path)
-            if change.kind is not ChangeKind.DELETED:
-                yield change.path, root.status(change.path)
-            elif whole or split(change.path)[0] not in gone:
-                yield change.path, None
+        changes = self._driver.compare(self._tree, links=True, renames=None)
+        return as_written(changes, files.status, whole=whole)
 
-    def _tree_root(self) -> Root:
+    def _tree_files(self) -> Root | WrittenFiles:
+        if isinstance(self._driver, Layered):
+            return self._driver.open_written(self._tree)
         return Root(self._driver.open_root(self._tree))
+
+    def _opened_tree(self, _root: int) -> Root | WrittenFiles:
+        return self._tree_files()
 
     def _agent_root(self) -> Root:
         return Root(_open_agent(self._tree))
@@ -231,12 +236,14 @@ class SpaceStates:
         with tree_errors("put the state back"), open_roots(self._base.layers) as roots:
             self._check(state.all())
             base = Layers(roots, note_prefix())
-            with self._tree_root() as root:
-                now = dict(self._now(root, whole=True))
+            with self._tree_files() as files:
+                now = dict(self._now(files, whole=True))
             entries = KeptEntries(state.tree, base)
-            tree = self._restored(self._driver.open_root(self._tree), now, entries)
+            tree = self._restored(
+                self._driver.open_root(self._tree), now, entries, marked=self._opened_tree
+            )
             restored = {
-                name: self._restored_part(part, state.parts[name])
+                name: self._restored_part(part, state.parts[name], marked=_opened)
                 for name, part in self._parts.items()
                 if name in state.parts
             }
@@ -245,12 +252,17 @@ class SpaceStates:
                 with self._agent_root() as root:
                     now = dict(_all(root))
                 entries = KeptEntries(state.agent, None)
-                agent = self._restored(_open_agent(self._tree), now, entries)
-            self._write(_HEAD, FilesState(VERSION, self._tree.base_id, tree, agent, restored))
+                agent = self._restored(_open_agent(self._tree), now, entries, marked=_opened)
+            made = FilesState(VERSION, self._tree.base_id, tree, agent, restored)
+            self._write(_HEAD, packed(made))
         return agent is not None
 
     def _restored_part(
-        self, part: SpacePart, wanted: Iterable[StateEntry], objects: Path | None = None
+        self,
+        part: SpacePart,
+        wanted: Iterable[StateEntry],
+        objects: Path | None = None,
+        marked: Callable[[int], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
         wanted = tuple(wanted)
         with part.base() as base, part.began() as began:
@@ -261,7 +273,7 @@ class SpaceStates:
                 base = began
                 now = dict.fromkeys(_paths(began)) | now
             entries = KeptEntries(wanted, base)
-            return self._restored(part.open_root(), now, entries, part, objects)
+            return self._restored(part.open_root(), now, entries, part, objects, marked)
 
     def _restored(
         self,
@@ -270,8 +282,9 @@ class SpaceStates:
         wanted: KeptEntries,
         part: SpacePart | None = None,
         objects: Path | None = None,
+        marked: Callable[[int], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
-        """The entries with the marks that they have now."""
+        """The entries with the marks that they have now in what `marked` opens, if that is given."""
         with Descriptor(descriptor) as root:
             status = os.fstat(root)
             owner = Owner(status.st_uid, status.st_gid)
@@ -283,10 +296,17 @@ class SpaceStates:
                 writer.finish()
             finally:
                 writer.close()
+            entries = wanted.named.values()
+            if marked is None or not entries:
+                return ()
+            # What is written from now on has a later ctime than any mark.
+            settled = settle(self._folder)
             # Anew: a folder that was just finished may keep its owner out.
-            with Root(os.dup(root)) as made:
-                entries = wanted.named.values()
-                return tuple(_marked(one, made.status(os.fsdecode(one.path))) for one in entries)
+            with marked(root) as made:
+                statuses = (made.status(os.fsdecode(one.path)) for one in entries)
+                return tuple(
+                    _marked(*pair, settled) for pair in zip(entries, statuses, strict=True)
+                )
 
     def _check(self, entries: Iterable[StateEntry], objects: Path | None = None) -> None:
         """That all of it is there: a machine that lost its power may have lost some of it."""
@@ -418,7 +438,7 @@ class SpaceStates:
                     keeping.count(size)
                     used += size
                     os.link(kept, path)
-            write_state(target / _STATE, state)
+            write_state(target / _STATE, packed(state))
             # All at the end: the first has the disk write down what it knows of the others.
             for path in (*objects.iterdir(), target / _STATE):
                 with Descriptor(open_kept(path)) as file:
@@ -445,8 +465,8 @@ class SpaceStates:
         """Nobody may thin the states meanwhile."""
         state = self._read(name)
         self._check(state.tree)
-        with Root.at(self._objects) as objects:
-            yield KeptSide(state, objects, base)
+        with Root.at(self._objects) as objects, self._tree_files() as files:
+            yield KeptSide(state, objects, base, files.status)
 
     # What is kept
 
@@ -488,8 +508,8 @@ class SpaceStates:
                 raise
         return FilesState(VERSION, self._tree.base_id)
 
-    def _write(self, name: str, state: FilesState) -> None:
-        write_state(self._folder / name, state)
+    def _write(self, name: str, content: bytes) -> None:
+        write_state(self._folder / name, content)
 
 
 def _has_agent(tree: Tree) -> bool:
@@ -545,11 +565,15 @@ def _untouched(state: FilesState, settled_ns: int, sure: Collection[bytes]) -> F
     return FilesState(state.version, state.base_id, old(state.tree), agent, parts)
 
 
-def _marked(one: StateEntry, status: os.stat_result | None) -> StateEntry:
+def _opened(root: int) -> Root:
+    return Root(os.dup(root))
+
+
+def _marked(one: StateEntry, status: os.stat_result | None, settled_ns: int) -> StateEntry:
     """Without a mark if somebody has written there since it was put back: so it is read again."""
     mark = (0, 0)
     if status is not None and (status.st_mode, status.st_mtime_ns) == (one.mode, one.mtime_ns):
-        mark = mark_of(status)
+        mark = mark_of(status) if status.st_ctime_ns < settled_ns else mark
     return msgspec.structs.replace(one, mark=mark)
 
 

@@ -32,6 +32,7 @@ from carrel.linux.ids import uid_range
 from carrel.linux.reflink import unshared_bytes
 from carrel.trees.changes import Comparison, Ignore, PathTest, every_path, ignore_nothing
 from carrel.trees.contents import STAT_BLOCK
+from carrel.trees.drivers.written import Written, WrittenFiles
 from carrel.trees.folders import Root, walk
 from carrel.trees.layers import TRUSTED, USER, Layers
 from carrel.trees.removal import remove_tree
@@ -100,6 +101,7 @@ PRIVATE = "tree"
 PROBE_PREFIX = ".probe-"
 _SETTLE_S = 1.0
 """The kernel's clock for files moves every 1 to 10 ms."""
+_STAMP = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -185,6 +187,21 @@ class Restful(Protocol):
         ...
 
 
+@runtime_checkable
+class Layered(Protocol):
+    """A driver that keeps what was written in a tree beside its base."""
+
+    def written(self, tree: Tree) -> list[Written]:
+        """What differs from the base, sorted; of a folder that went only the folder. Raises
+        OSError, FileNotFoundError if something went meanwhile."""
+        ...
+
+    def open_written(self, tree: Tree) -> WrittenFiles:
+        """To read the same files, without the tree's mount. They have the inodes that `written`
+        tells, which the mount may not."""
+        ...
+
+
 class Freezable(Comparable, Protocol):
     def open_root(self, tree: Tree) -> int: ...
 
@@ -220,17 +237,18 @@ def tree_errors(what: str) -> Iterator[None]:
 def settle(private: Path) -> int:
     """Waits until the clock of the file system has moved on, and gives its time. Whatever
     is touched from now on has this ctime or a later one; all before, an earlier one."""
-    stamp = private / "stamp"
-    stamp.touch()
-    first = now = stamp.stat().st_ctime_ns
-    deadline = time.monotonic() + _SETTLE_S
-    while now <= first:
-        if time.monotonic() > deadline:
-            raise TreeUnavailable("The file system's clock stands still.")
-        time.sleep(0.0005)
+    with Descriptor(os.open(private / "stamp", _STAMP, 0o600)) as stamp:
         os.utime(stamp)
-        now = stamp.stat().st_ctime_ns
-    return now
+        first = os.fstat(stamp).st_ctime_ns
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            # A kernel with finer times moves at once the clock of what somebody has looked at.
+            os.utime(stamp)
+            if (now := os.fstat(stamp).st_ctime_ns) > first:
+                return now
+            if time.monotonic() > deadline:
+                raise TreeUnavailable("The file system's clock stands still.")
+            time.sleep(0.0005)
 
 
 @contextlib.contextmanager

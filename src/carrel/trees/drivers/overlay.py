@@ -53,8 +53,16 @@ from carrel.trees.drivers.common import (
     some_owner,
     tree_errors,
 )
-from carrel.trees.folders import Root, walk
+from carrel.trees.drivers.written import (
+    Written,
+    WrittenEntries,
+    WrittenFiles,
+    as_written,
+    untouched,
+)
+from carrel.trees.folders import Root
 from carrel.trees.layers import Layers
+from carrel.trees.paths import FOLDER
 from carrel.trees.shared_layers import SharedLayers
 
 # Closing the last descriptor of an unmounted overlay without waiting for the disk.
@@ -465,29 +473,49 @@ class OverlayDriver:
         renames: PathTest | None = every_path,
         into_added: bool = True,
     ) -> Iterator[Change]:
-        upper = private_folder(tree) / "upper"
-        expect(tree, upper)
-        of_base = self._bases.get(tree.base_id)
-        folders = (upper, *self._lowers(tree, of_base))
-        with open_roots(folders) as roots, tree_errors("compare the tree"):
-            prefix = note_prefix()
-            base = Layers(roots[-len(of_base.layers) :], prefix)
-            merged = Layers(roots, prefix)
+        with self._compared(tree) as (merged, base), tree_errors("compare the tree"):
             yield from Comparison(
                 merged, base, links=links, renames=renames, into_added=into_added
             ).changes()
+
+    @contextlib.contextmanager
+    def _compared(self, tree: Tree) -> Iterator[tuple[Layers, Layers]]:
+        upper = private_folder(tree) / "upper"
+        expect(tree, upper)
+        of_base = self._bases.get(tree.base_id)
+        with open_roots((upper, *self._lowers(tree, of_base))) as roots:
+            prefix = note_prefix()
+            yield Layers(roots, prefix), Layers(roots[-len(of_base.layers) :], prefix)
+
+    def written(self, tree: Tree) -> list[Written]:
+        upper = private_folder(tree) / "upper"
+        expect(tree, upper)
+        of_base = self._bases.get(tree.base_id)
+
+        def compare(path: str) -> Iterator[Written]:
+            with self._compared(tree) as (merged, base), self.open_written(tree) as files:
+                found = Comparison(merged, base, links=True, renames=None).below(path)
+                yield from as_written(found, files.status)
+
+        with contextlib.ExitStack() as stack:
+            folders = (upper, *self._lowers(tree, of_base))
+            opened = [stack.enter_context(Descriptor(os.open(one, FOLDER))) for one in folders]
+            split = len(opened) - len(of_base.layers)
+            return WrittenEntries(note_prefix(), compare).read(opened[:split], opened[split:])
+
+    def open_written(self, tree: Tree) -> WrittenFiles:
+        upper = private_folder(tree) / "upper"
+        expect(tree, upper)
+        return WrittenFiles(Root.at(upper), note_prefix(), lambda: Root(self.open_root(tree)))
 
     def is_untouched(self, tree: Tree, since_ns: int) -> bool:
         """Whatever is done to a file or a folder of the tree is done to one of the upper folder."""
         upper = private_folder(tree) / "upper"
         expect(tree, upper)
-        with tree_errors("look at the tree"), Root.at(upper, loosens=False) as root:
-            top = root.status("")
-            if top is None or top.st_ctime_ns >= since_ns:
-                return False
+        with tree_errors("look at the tree"), Descriptor(os.open(upper, FOLDER)) as folder:
             try:
-                return all(found.status.st_ctime_ns < since_ns for found in walk(root))
-            except PermissionError:
+                return os.fstat(folder).st_ctime_ns < since_ns and untouched(folder, since_ns)
+            except (PermissionError, FileNotFoundError, NotADirectoryError):
                 return False
 
     def usage(self, tree: Tree) -> TreeUsage:
