@@ -16,6 +16,13 @@ WALLED = () if EXHAUSTIVE else ("-k", "bubblewrap or not (process or landlock)")
 """What is begun without walls, or with Landlock's, is begun by anybody as it is by root."""
 LANDLOCK = "environment or binds or do_not_meet or proof or host_is_out or stop_ends"
 """In a sample, what Landlock itself keeps apart."""
+IMAGES = (
+    "not (nonsense or outside or set_user_id)"
+    if EXHAUSTIVE
+    else "the_agent_the_host or own_and_goes or user_of_the or proof or network_of or has_ended"
+    " or what_it_says or has_the_terminal or killed or ends_its or stays_held"
+)
+"""In a sample, what has another way with one id, and in a namespace of the launcher's."""
 ZYGOTES = (
     "not of_another_user"
     if EXHAUSTIVE
@@ -50,13 +57,7 @@ def test_runtimes(ordinary_user: Account, data: Path) -> None:
 
 
 def test_images(ordinary_user: Account, data: Path) -> None:
-    _suite(
-        ordinary_user,
-        data,
-        "tests/daemon/test_images.py",
-        "-k",
-        "not (nonsense or outside or set_user_id)",
-    )
+    _suite(ordinary_user, data, "tests/daemon/test_images.py", "-k", IMAGES)
 
 
 def test_kept_systems(ordinary_user: Account, data: Path) -> None:

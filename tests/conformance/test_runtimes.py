@@ -230,30 +230,31 @@ async def test_a_name_that_is_a_whole_script(rig: Rig, length: int) -> None:
     await rig.runtime.stop(sandbox, 0.0)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        Command(()),
-        Command(("",)),
-        Command(("a\0b",)),
-        Command(("true",), {"A": "\0"}),
-        Command(("true",), {"A=B": "c"}),
-        Command(("true",), {"": "c"}),
-        Command(("true",), cwd="no/such/folder"),
-        Command(("true",), cwd="a\0b"),
-        Command(("true",), timeout_s=0),
-        Command(("true",), keep_bytes=0),
-        Command(("true",), run_id="../../etc"),
-        Command(("true",), run_id="sp_aaaaaaaaaaaa"),
-        Command(("true", "x" * (3 << 20))),
-    ],
-    ids=lambda command: repr(command)[:40],
+BAD_COMMANDS = (
+    Command(()),
+    Command(("",)),
+    Command(("a\0b",)),
+    Command(("true",), {"A": "\0"}),
+    Command(("true",), {"A=B": "c"}),
+    Command(("true",), {"": "c"}),
+    Command(("true",), cwd="no/such/folder"),
+    Command(("true",), cwd="a\0b"),
+    Command(("true",), timeout_s=0),
+    Command(("true",), keep_bytes=0),
+    Command(("true",), run_id="../../etc"),
+    Command(("true",), run_id="sp_aaaaaaaaaaaa"),
+    Command(("true", "x" * (3 << 20))),
 )
-async def test_bad_commands_are_refused(rig: Rig, command: Command) -> None:
+
+
+async def test_bad_commands_are_refused(rig: Rig) -> None:
+    """And the sandbox is as good as before, after each."""
     sandbox = await rig.start()
-    with pytest.raises(CommandInvalid):
-        await rig.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
-    assert (await rig.run(sandbox, "true")).exit.code == 0
+    for command in BAD_COMMANDS:
+        with pytest.raises(CommandInvalid):
+            await rig.runtime.run(sandbox, TreeMount(sandbox.spec.tree), command)
+            pytest.fail(f"{command!r:.80} was not refused")
+        assert (await rig.run(sandbox, "true")).exit.code == 0, f"{command!r:.80}"
 
 
 async def test_a_bad_id_is_refused(rig: Rig) -> None:

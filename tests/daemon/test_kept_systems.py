@@ -310,7 +310,7 @@ def test_random_work_against_a_model(image: Path, data: Path) -> None:
     daemon that is killed now and then."""
     for seed in range(examples(1, exhaustive=20)):
         with fresh_daemon() as own:
-            _Model(own, image, random.Random(seed)).run(examples(25, exhaustive=60))
+            _Model(own, image, random.Random(seed)).run(examples(15, exhaustive=60))
 
 
 STEPS = (

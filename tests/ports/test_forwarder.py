@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -14,6 +15,7 @@ from carrel.domain.errors import PortUnavailable
 from carrel.domain.ports import Forward
 from carrel.ports import forwarder as module
 from carrel.ports.forwarder import LoopbackForwarder
+from carrel.ports.pump import CarriedPair, ConnectionPump, OnOver
 from tests.load.patience import SLOWER
 
 WAIT_S = 30.0 * SLOWER
@@ -169,3 +171,33 @@ async def test_an_end_ends_all_and_leaves_nothing(forwarder: LoopbackForwarder, 
     again = forwarder.open(made, "a", echo.connect)
     assert again.local == made.local
     assert await _says(await _call(made.local), b"word") == b"word"
+
+
+async def test_a_connection_that_is_over_at_once(
+    forwarder: LoopbackForwarder, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pump may be done with it before the forwarder has heard what it is called."""
+    carry = ConnectionPump.carry
+
+    def carried(
+        pump: ConnectionPump, one: socket.socket, other: socket.socket, over: OnOver
+    ) -> CarriedPair:
+        ended = threading.Event()
+
+        def heard(*pair: CarriedPair) -> None:
+            over(*pair)
+            ended.set()
+
+        pair = carry(pump, one, other, heard)
+        pump.cut(pair)
+        assert ended.wait(WAIT_S)
+        return pair
+
+    made = forwarder.open(Forward("sp_a", 3000, 0), "a", echo.connect)
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionPump, "carry", carried)
+        with pytest.raises(ConnectionResetError):
+            await _says(await _call(made.local), b"word")
+    connected = await _call(made.local)
+    assert await _says(connected, b"word") == b"word"
+    connected[1].close()

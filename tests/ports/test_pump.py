@@ -37,7 +37,7 @@ class Carried:
         self.over = threading.Event()
         self.near, one = _connection(near)
         self.far, other = _connection(far)
-        self.pair = pump.carry(one, other, self.over.set)
+        self.pair = pump.carry(one, other, lambda _pair: self.over.set())
 
     def close(self) -> None:
         self.near.close()

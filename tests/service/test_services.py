@@ -29,6 +29,7 @@ from carrel.service.checkpoints import ForkRequest
 from carrel.service.open_spaces import LOCAL_HOSTS
 from tests.accounts import Account
 from tests.busybox import busybox_image
+from tests.sampling import beyond
 from tests.service.rig import leftovers, opened, output, request, run
 from tests.service_images import postgres_image, redis_image
 from tests.trees.again import run_again
@@ -559,7 +560,8 @@ async def test_a_chain_that_ignores_its_signals_is_stopped_in_bounded_time(
 @pytest.mark.skipif(os.geteuid() != 0, reason="is already an ordinary user's run")
 def test_the_same_as_an_ordinary_user(ordinary_user: Account, data: Path) -> None:
     """With one id, and sandboxes in the launcher's namespace."""
-    names = "beside_the_commands or postgresql or sees_of_the_project or ten_copies or to_the_start"
+    names = "beside_the_commands or sees_of_the_project or to_the_start"
+    names += "".join(beyond(" or postgresql", " or ten_copies"))
     run_again(__file__, ordinary_user, data, "-k", names, timeout_s=300.0)
 
 

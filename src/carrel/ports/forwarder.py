@@ -191,13 +191,12 @@ class _Listening:
         self.listen()
 
     def _carry(self, came: socket.socket, inner: socket.socket) -> None:
-        def over() -> None:
+        def over(pair: CarriedPair) -> None:
             with contextlib.suppress(RuntimeError):
                 # The loop may have ended before the thread.
                 self._loop.call_soon_threadsafe(self._over, pair)
 
-        pair = self._forwarder.pump.carry(came, inner, over)
-        self.pairs.add(pair)
+        self.pairs.add(self._forwarder.pump.carry(came, inner, over))
 
     def _over(self, pair: CarriedPair) -> None:
         self.pairs.discard(pair)

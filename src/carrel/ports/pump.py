@@ -25,6 +25,8 @@ END_S = 5.0
 RESET = struct.pack("=ii", 1, 0)
 _UNWATCHED = -1
 
+OnOver = Callable[["CarriedPair"], None]
+
 
 class CarriedEnd:
     """One of the two sockets of a pair."""
@@ -57,7 +59,7 @@ class CarriedEnd:
 class CarriedPair:
     """Two connections, and who is told when they are over. The pump's, once it has them."""
 
-    def __init__(self, one: socket.socket, other: socket.socket, over: Callable[[], None]) -> None:
+    def __init__(self, one: socket.socket, other: socket.socket, over: OnOver) -> None:
         self.ends = (CarriedEnd(one, self), CarriedEnd(other, self))
         self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]
         self.over = over
@@ -79,10 +81,9 @@ class ConnectionPump:
         self._ends: dict[int, CarriedEnd] = {}
         self._place = memoryview(bytearray(PIECE))
 
-    def carry(
-        self, one: socket.socket, other: socket.socket, over: Callable[[], None]
-    ) -> CarriedPair:
-        """Until both sides have ended, or one is gone; the sockets are ours from now on."""
+    def carry(self, one: socket.socket, other: socket.socket, over: OnOver) -> CarriedPair:
+        """Until both sides have ended, or one is gone, which may be before this returns; the
+        sockets are ours from now on."""
         pair = CarriedPair(one, other, over)
         self._do(lambda: self._begin(pair))
         return pair
@@ -209,4 +210,4 @@ class ConnectionPump:
                 with contextlib.suppress(OSError):
                     end.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             end.socket.close()
-        pair.over()
+        pair.over(pair)
