@@ -74,7 +74,7 @@ def command_lines(page: Path) -> list[Line]:
     text = page.read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
     blocks += [one for one in CODE.findall(re.sub(r"```.*?```", "", text, flags=re.S))]
-    found = []
+    found: list[Line] = []
     for one in blocks:
         for line in one.replace("\\|", "/").splitlines():
             for said in COMMAND.findall(line.partition("#")[0]):
@@ -128,7 +128,7 @@ def test_the_page_has_rows() -> None:
     assert {"new", "request answer", "service install", "config get", "hub follow"} <= listed
 
 
-@pytest.mark.parametrize(("row", "names", "options"), rows(), ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("row", "names", "options"), rows(), ids=[row[:40] for row, *_ in rows()])
 def test_a_row_promises_what_the_program_has(row: str, names: set[str], options: set[str]) -> None:
     known = {flag for name in names for one in load(name).options for flag in one.flags}
     others = {flag for one in (*PROGRAM_OPTIONS, JSON) for flag in one.flags}
