@@ -83,7 +83,7 @@ def command_lines(page: Path) -> list[Line]:
 
 
 @pytest.mark.parametrize(
-    "page", [DOCS.parent / "README.md", *sorted(DOCS.glob("**/*.md"))], ids=str
+    "page", [DOCS.parent / "README.md", *sorted(DOCS.glob("**/*.md"))], ids=lambda page: page.name
 )
 def test_what_a_page_says_is_a_command_line_of_the_program(page: Path) -> None:
     for line in command_lines(page):
