@@ -631,8 +631,8 @@ def test_a_race_and_its_options(carrel: Program) -> None:
         "sandboxed",
     )
     checked = ("--check", "grep fast r.txt", "--check-timeout", "1m", "--timeout", "1m")
-    more = (*more, "--permission", "sandboxed")
-    done = carrel(*words, *more, *checked, "--name", "opts", "--json")
+    named = ("--permission", "sandboxed", "--name", "opts")
+    done = carrel(*words, *more, *checked, *named, "--json")
     assert done.code == 0, done
     told = json.loads(done.out)
     (racer,) = told["racers"]

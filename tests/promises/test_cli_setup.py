@@ -17,6 +17,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def desk(carrel: Program) -> Iterator[str]:
 # Agents that are installed
 
 
+@cache
 def package(name: str, version: str, program: str) -> bytes:
     """As npm takes it: a program that says its version."""
     about = {"name": name, "version": version, "bin": {program: "run.sh"}}
@@ -249,13 +251,17 @@ def test_several_agents_side_by_side(carrel: Program, desk: str) -> None:
         terminal.type(b"say in-the-first\r")
         terminal.until(b"in-the-first")
         terminal.type(b"\x01n")
-        terminal.until(b"scripted")
+        terminal.until(b"scripted> ")
         terminal.type(b"say in-the-second\r")
         terminal.until(b"in-the-second")
         terminal.type(b"\x01d")
         assert terminal.end() == 0
     for name in (desk, other):
-        assert carrel.json("show", name)["working"], "they go on"
+        # They go on.
+        until = time.monotonic() + TIMEOUT_S
+        while not carrel.json("show", name)["working"]:
+            assert time.monotonic() < until
+            time.sleep(LOOK_S)
         carrel.good("interrupt", name, "--kill")
     assert carrel("attach", desk, other, "--detach").code == 2
     carrel.good("rm", "--force", other)
@@ -426,10 +432,12 @@ def test_a_service_where_there_is_no_systemd(tmp_path: Path) -> None:
     """It says so, and what to do; nothing is written, and nothing starts."""
     carrel = Program(tmp_path / "data", tmp_path)
     carrel.env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
+    unit = Path("/etc/systemd/system/carrel.service")
+    before = unit.exists()
     told = carrel.bad(6, "service", "install")
     assert "no service manager" in told and "carrel up --foreground" in told
     assert not (tmp_path / "config").exists() and carrel("status").code == 6
-    assert not Path("/etc/systemd/system/carrel.service").exists()
+    assert unit.exists() is before
     gone = carrel("service", "remove")
     assert gone.code == 0 and "No service is installed" in gone.err
     assert "There is no service" in carrel.good("service", "status")

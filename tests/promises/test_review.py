@@ -608,7 +608,7 @@ def test_the_pages_programs(
         other.remove(force=True)
 
 
-ROWS = (
+ROWS: tuple[tuple[str, str, Any], ...] = (
     ("POST", "diff", {}),
     ("POST", "diff/files", {"limit": 1}),
     ("POST", "comments", {"path": "greet.py", "line": 1, "text": "say seen"}),

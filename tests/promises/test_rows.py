@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from carrel.cli.commands import COMMANDS, DEFAULTS, find_command, load
+from carrel.cli.commands import COMMANDS, DEFAULTS, GROUPS, find_command, load
 from carrel.cli.parser import PROGRAM_OPTIONS
 from carrel.cli.spec import JSON, Option
-from tests.promises.spoken import Line, said_in
+from tests.promises.spoken import Line, in_text, said_in, without_program_options
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -20,6 +20,7 @@ EVERYWHERE = {flag for one in (*PROGRAM_OPTIONS, JSON) for flag in one.flags} | 
 """Options of all commands; `test_every_command_has_help_and_json` and others use them."""
 NOT_ON_A_PAGE = {"ssh-proxy": "OpenSSH calls it, by what `carrel ssh-config` prints"}
 ROW = re.compile(r"^\| (?P<first>`carrel [^|]*(?:\\\|[^|]*)*) \|(?P<rest>.*)\|$", re.M)
+COMMAND = re.compile(r"(?:^|[|;&(] ?)carrel ([a-z-][^|;&]*)")
 CODE = re.compile(r"`([^`]+)`")
 
 
@@ -68,6 +69,41 @@ def test_what_no_check_uses_is_noticed(tmp_path: Path) -> None:
     assert unused("log", found["log"]) == ["--category"]
 
 
+def command_lines(page: Path) -> list[Line]:
+    """Those of the page's blocks for a shell, and of its text."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+    blocks += [one for one in CODE.findall(re.sub(r"```.*?```", "", text, flags=re.S))]
+    found: list[Line] = []
+    for one in blocks:
+        for line in one.replace("\\|", "/").splitlines():
+            for said in COMMAND.findall(line.partition("#")[0]):
+                found += in_text([f"carrel {said}"])
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS.parent / "README.md", *sorted(DOCS.glob("**/*.md"))], ids=lambda page: page.name
+)
+def test_what_a_page_says_is_a_command_line_of_the_program(page: Path) -> None:
+    for line in command_lines(page):
+        words = without_program_options(line)
+        if not words or (words[0] in GROUPS and words[1:] in ([], ["…"])):
+            continue
+        if any(word.endswith(":") for word in words[:2]):
+            # What it says, not what is said to it.
+            continue
+        known = find_command([words[0], *(word.partition("/")[0] for word in words[1:])])
+        assert known is not None, line
+        name, rest = known
+        rest = rest[: rest.index("--")] if "--" in rest else rest
+        flags = {flag for one in load(name).options for flag in one.flags} | EVERYWHERE
+        for word in rest:
+            plain = word.strip("[]")
+            if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", plain):
+                assert plain.partition("=")[0] in flags, (name, line)
+
+
 def rows() -> list[tuple[str, set[str], set[str]]]:
     """Of the tables of commands in docs/cli.md: a row, its commands and its options."""
     found = []
@@ -92,7 +128,7 @@ def test_the_page_has_rows() -> None:
     assert {"new", "request answer", "service install", "config get", "hub follow"} <= listed
 
 
-@pytest.mark.parametrize(("row", "names", "options"), rows(), ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("row", "names", "options"), rows(), ids=[row[:40] for row, *_ in rows()])
 def test_a_row_promises_what_the_program_has(row: str, names: set[str], options: set[str]) -> None:
     known = {flag for name in names for one in load(name).options for flag in one.flags}
     others = {flag for one in (*PROGRAM_OPTIONS, JSON) for flag in one.flags}
