@@ -18,6 +18,7 @@ from tests.busybox import busybox_image
 from tests.cli.program import Program
 from tests.daemon.rig import ANSWER_S, Daemon, bad, fresh_daemon, good
 from tests.environments.registries import TARBALL, serving
+from tests.sampling import whole_only
 
 pytestmark = pytest.mark.xdist_group("environments")
 
@@ -319,6 +320,7 @@ def test_settings_of_package_managers(daemon: Daemon, owner: httpx.Client, proje
         good(owner.delete(one, params={"force": "true"}))
 
 
+@whole_only
 def test_what_was_fetched_is_there_for_the_next(owner: httpx.Client, project: Path) -> None:
     """Of the same project, with an open network; read-only, and not when that is said."""
     if shutil.which("npm") is None:

@@ -18,6 +18,7 @@ import pytest
 from tests.busybox import busybox_image
 from tests.daemon.requesting import daemon_with
 from tests.daemon.rig import ANSWER_S, Daemon, bad, good
+from tests.sampling import whole_only
 
 pytestmark = pytest.mark.xdist_group("images")
 
@@ -182,6 +183,7 @@ def test_what_is_left_out_is_said(owner: httpx.Client) -> None:
 # Engines
 
 
+@whole_only
 @pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed")
 def test_an_image_is_built_once_or_says_why_not(owner: httpx.Client, project: Path) -> None:
     (project / "Dockerfile").write_text("FROM scratch\nCOPY a.txt /etc/a\n")

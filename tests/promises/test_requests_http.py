@@ -44,7 +44,7 @@ def owner(daemon: Daemon) -> Iterator[httpx.Client]:
 
 def ask(client: httpx.Client, name: str, instructions: str = "write a.txt 1", **more: Any) -> Any:
     headers = {"Idempotency-Key": name}
-    body = {"instructions": instructions, **more}
+    body = {"instructions": instructions, "limits": {"timeout_s": 60}, **more}
     answer = client.post("/v1/requests", json=body, headers=headers)
     assert answer.status_code == 202, answer.text
     assert answer.json()["request_id"] == name
@@ -113,14 +113,14 @@ def test_frames_by_http_go_on_where_they_were(owner: httpx.Client) -> None:
 
 
 def test_its_agent_is_answered_and_it_is_cancelled(owner: httpx.Client) -> None:
-    ask(owner, "asking", "ask Which?\nsay done", limits={"timeout_s": 60})
+    ask(owner, "asking", "ask Which?\nsay done")
     answer = {"text": "left"}
     end = time.monotonic() + ANSWER_S
     while not (told := owner.post("/v1/requests/asking/answer", json=answer)).is_success:
         assert told.json()["code"] == "state_conflict" and time.monotonic() < end, told.text
         time.sleep(LOOK_S)
     assert done(owner, "asking")["state"] == "done"
-    ask(owner, "endless", "sleep 600", limits={"timeout_s": 60})
+    ask(owner, "endless", "sleep 600")
     cancelled = good(owner.post("/v1/requests/endless/cancel"))
     assert cancelled["state"] == "cancelled" or done(owner, "endless")["state"] == "cancelled"
     found = done(owner, "endless")
@@ -171,14 +171,14 @@ def test_older_versions_are_archived_or_dropped(owner: httpx.Client) -> None:
 
 def test_what_settings_say(owner: httpx.Client) -> None:
     """A second for the agent, and the limits of a tier."""
-    ask(owner, "late", "sleep 600")
+    ask(owner, "late", "sleep 600", limits={})
     failed = done(owner, "late")
     assert (failed["failure"]["code"], failed["failure"]["step"]) == ("timeout", "working")
     assert failed["failure"]["retriable"]
     ask(owner, "tiered", retention="retain")
     space = good(owner.get(f"/v1/spaces/{done(owner, 'tiered')['space_id']}"))
     assert space["tier"] == "minimal" and space["state"].startswith("stop")
-    ask(owner, "own", retention="retain", limits={"tier": "large"})
+    ask(owner, "own", retention="retain", limits={"tier": "large", "timeout_s": 60})
     assert good(owner.get(f"/v1/spaces/{done(owner, 'own')['space_id']}"))["tier"] == "large"
 
 
@@ -226,7 +226,7 @@ def test_bytes_and_names_in_a_result(owner: httpx.Client) -> None:
 def test_owners_take_turns(daemon: Daemon, owner: httpx.Client) -> None:
     """One that asks for many delays another's one by one; and places in the queue are told."""
     steps = "run until [ -e go ]; do sleep 0.05; done"
-    first = ask(owner, "first", steps, owner="many", limits={"timeout_s": 60})
+    first = ask(owner, "first", steps, owner="many")
     for number in range(3):
         ask(owner, f"many-{number}", "say x", owner="many")
     ask(owner, "single", "say x", owner="one")
