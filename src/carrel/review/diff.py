@@ -32,6 +32,8 @@ from carrel.trees.differences import (
     unmarked,
     usable,
 )
+from carrel.trees.drivers.common import Layered
+from carrel.trees.drivers.written import ReadableFiles
 from carrel.trees.folders import split
 from carrel.trees.kept import KeptSide
 from carrel.trees.layers import LayerEntry, Layers
@@ -95,7 +97,10 @@ class TreeDiffs(DiffRepositories):
                 before = stack.enter_context(_kept(after, query.since))
             elif query.before is not None:
                 before = look(query.before)
-            yield _Sides(query, after, before, noted)
+            files: ReadableFiles = after.root
+            if isinstance(after.driver, Layered):
+                files = stack.enter_context(after.driver.open_written(after.tree))
+            yield _Sides(query, after, before, noted, files)
 
 
 def _kept(look: Look, name: str) -> AbstractContextManager[KeptSide]:
@@ -112,6 +117,8 @@ class _Sides:
     before: Look | KeptSide | None
     noted: int
     """How many of the ignored files are remembered."""
+    files: ReadableFiles
+    """Those of `after`."""
     git: GitFolders = field(default_factory=GitFolders)
     ignored: set[str] = field(default_factory=set)
     hidden: int = 0
@@ -135,7 +142,7 @@ class _Sides:
                 self._take_before(importer, path, raw)
             importer.turn_to(AFTER)
             with if_there():
-                take(importer, raw, self.after.root, path)
+                take(importer, raw, self.files, path)
 
     def _differs(self, path: str) -> bool:
         """Both spaces may have made the same."""

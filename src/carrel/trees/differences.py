@@ -26,9 +26,10 @@ from carrel.domain.trees import Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.contents import digest, digest_of_pieces
 from carrel.trees.drivers.common import tree_errors
+from carrel.trees.drivers.written import ReadableFiles
 from carrel.trees.extraction import tar_reader
 from carrel.trees.folders import ENTRY_ERRORS, Root, split, walk
-from carrel.trees.git.packs import BLOB, PackWriter, TreeWriter, writing
+from carrel.trees.git.packs import BLOB, PackedTree, PackWriter, writing
 from carrel.trees.git.process import feed_git, read_git
 from carrel.trees.removal import remove_tree
 
@@ -131,7 +132,7 @@ class Sorted(Importer):
     def __init__(self, packs: PackWriter) -> None:
         super().__init__()
         self._packs = packs
-        self._trees = {BEFORE: TreeWriter(packs), AFTER: TreeWriter(packs)}
+        self._trees = {BEFORE: PackedTree(packs), AFTER: PackedTree(packs)}
         self._sides: tuple[str, str] | None = None
 
     def end(self) -> None:
@@ -192,9 +193,13 @@ def if_there() -> Iterator[None]:
 
 
 def take(
-    importer: Importer, raw: bytes, root: Root, place: str, status: os.stat_result | None = None
+    importer: Importer,
+    raw: bytes,
+    root: ReadableFiles,
+    place: str,
+    status: os.stat_result | None = None,
 ) -> None:
-    """Tells of the entry `raw`, whose bytes are at `place` below `root`, if it is a file or a link.
+    """Tells of the entry `raw`, whose bytes are at `place` in `root`, if it is a file or a link.
     `status` is what it is, where that is not what is there. Raises OSError."""
     status = status or root.status(place)
     if status is None:

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from carrel.domain.errors import InsufficientDisk, TooLarge
 from carrel.linux.descriptors import Descriptor
@@ -25,6 +24,7 @@ from carrel.trees.bundle_format import read_attributes
 from carrel.trees.bundles import set_attributes
 from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.drivers.common import settle
+from carrel.trees.drivers.written import ReadableFiles
 from carrel.trees.files import once_freed
 from carrel.trees.folders import Root, open_own, split
 from carrel.trees.kept import KeptEntries, StateEntry, by_path, mark_of
@@ -37,16 +37,6 @@ LEFT_FREE = 256 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM)
 _KEPT = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK, stat.S_ISFIFO, stat.S_ISSOCK)
-
-
-class Files(Protocol):
-    """What files are read from; see `Root`."""
-
-    def status(self, path: str) -> os.stat_result | None: ...
-
-    def link(self, path: str) -> bytes: ...
-
-    def open_regular(self, path: str) -> tuple[int, os.stat_result]: ...
 
 
 def is_kept(status: os.stat_result) -> bool:
@@ -104,7 +94,7 @@ class FileKeeping:
         return sum(self._made.values())
 
     def all(
-        self, root: Files, seen: Iterable[Seen], before: Iterable[StateEntry], ids: Ids
+        self, root: ReadableFiles, seen: Iterable[Seen], before: Iterable[StateEntry], ids: Ids
     ) -> tuple[StateEntry, ...]:
         known = by_path(before)
         found = (self._one(root, path, status, known.get(path), ids) for path, status in seen)
@@ -112,7 +102,7 @@ class FileKeeping:
 
     def _one(
         self,
-        root: Files,
+        root: ReadableFiles,
         path: str,
         status: os.stat_result | None,
         known: StateEntry | None,
@@ -141,7 +131,7 @@ class FileKeeping:
             ids.inside(status),
         )
 
-    def _file(self, root: Files, path: str, ids: Ids) -> tuple[bytes, os.stat_result]:
+    def _file(self, root: ReadableFiles, path: str, ids: Ids) -> tuple[bytes, os.stat_result]:
         source, status = root.open_regular(path)
         with Descriptor(source):
             inode = (status.st_dev, status.st_ino)

@@ -38,7 +38,7 @@ from carrel.trees.drivers.common import (
     settle,
     tree_errors,
 )
-from carrel.trees.drivers.written import WrittenFiles, as_written
+from carrel.trees.drivers.written import ReadableFiles, WrittenFiles, as_written
 from carrel.trees.folders import Root, join, split, walk
 from carrel.trees.kept import (
     VERSION,
@@ -56,7 +56,7 @@ from carrel.trees.kept import (
 from carrel.trees.layers import Layers
 from carrel.trees.parts import Ids, OneOwner, PartOf, Seen, SpacePart, no_parts
 from carrel.trees.paths import sync_folder
-from carrel.trees.state_files import FileKeeping, Files, Restoring, is_kept, make_other, open_kept
+from carrel.trees.state_files import FileKeeping, Restoring, is_kept, make_other, open_kept
 from carrel.trees.writer import TreeWriter
 
 LOOKS = 5
@@ -196,7 +196,7 @@ class SpaceStates:
         with self._agent_root() as root:
             return _are_marked(found.agent, _all(root, without), settled_ns, self._ids)
 
-    def _now(self, files: Files, *, whole: bool = False) -> Iterable[Seen]:
+    def _now(self, files: ReadableFiles, *, whole: bool = False) -> Iterable[Seen]:
         """What differs from the base, as it is; of a folder that went only the folder, unless
         `whole`."""
         if isinstance(self._driver, Layered) and not whole:
@@ -284,7 +284,7 @@ class SpaceStates:
         objects: Path | None = None,
         marked: Callable[[int], Root | WrittenFiles] | None = None,
     ) -> tuple[StateEntry, ...]:
-        """The entries with the marks that they have now in what `marked` opens, if that is given."""
+        """The entries with their marks in what `marked` opens, if that is given."""
         with Descriptor(descriptor) as root:
             status = os.fstat(root)
             owner = Owner(status.st_uid, status.st_gid)

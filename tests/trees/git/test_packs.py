@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carrel.trees.git import packs
-from carrel.trees.git.packs import BLOB, TreeWriter, writing
+from carrel.trees.git.packs import BLOB, PackedTree, writing
 
 GIT_S = 60.0
 FILES = {
@@ -37,13 +37,13 @@ def test_git_finds_them_whole(
     monkeypatch.setattr(packs, "_MOST_OBJECTS", objects)
     git(tmp_path, "init", "-q", "--bare")
     with writing(tmp_path / "objects" / "pack") as written:
-        tree = TreeWriter(written)
+        tree = PackedTree(written)
         for path in sorted(FILES):
             tree.put(
                 path, b"100755" if path == b"a0" else b"100644", written.add(BLOB, FILES[path])
             )
         name = tree.end().hex()
-        assert TreeWriter(written).end().hex() == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+        assert PackedTree(written).end().hex() == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
     git(tmp_path, "fsck", "--full", "--strict")
     for pack in (tmp_path / "objects" / "pack").glob("*.idx"):
         git(tmp_path, "verify-pack", str(pack))
@@ -59,7 +59,7 @@ def test_a_folder_takes_the_place_of_a_file(tmp_path: Path) -> None:
     """As a tree may have both, one after the other, while it is read."""
     git(tmp_path, "init", "-q", "--bare")
     with writing(tmp_path / "objects" / "pack") as written:
-        tree = TreeWriter(written)
+        tree = PackedTree(written)
         for path in (b"a", b"a/b"):
             tree.put(path, b"100644", written.add(BLOB, b"x"))
         name = tree.end().hex()

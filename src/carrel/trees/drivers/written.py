@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from carrel.domain.trees import Change, ChangeKind, EntryType
 from carrel.trees.folders import MOST_ENTRIES, HeldPaths, Root, join, split, too_many
@@ -18,6 +19,18 @@ from carrel.trees.paths import FOLDER
 
 Written = tuple[str, os.stat_result | None]
 """A path, and what is there now; None: nothing is, and the base has something."""
+
+
+class ReadableFiles(Protocol):
+    """What files are read from; see `Root`."""
+
+    def status(self, path: str) -> os.stat_result | None: ...
+
+    def link(self, path: str) -> bytes: ...
+
+    def open_regular(self, path: str) -> tuple[int, os.stat_result]: ...
+
+
 _DEEPEST = 32
 """Levels of which all folders are open at once; what is deeper is left to the comparison."""
 _LONG = 300

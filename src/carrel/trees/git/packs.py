@@ -76,7 +76,7 @@ class PackWriter:
         return table + _sha1(table)
 
 
-class TreeWriter:
+class PackedTree:
     """Makes the folders of one tree of paths that come sorted, each folder's together. Only those
     on the way to the last path are held."""
 
