@@ -38,7 +38,6 @@ SAMPLE = (
     "cli/test_spaces.py::test_what_a_space_sees_of_the_machine",
     "cli/test_transcript.py::test_a_turn_is_read_by_all_verbs",
     "agents/test_imports.py::test_claude_code_is_mine",
-    "agents/test_imports.py::test_codex_is_mine",
     "conformance/test_terminals.py::test_another_prefix",
     "requests/test_docs.py::test_websockets",
 )

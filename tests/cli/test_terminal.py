@@ -99,13 +99,14 @@ def test_an_interrupt_interrupts(carrel: Program, space: str) -> None:
 
 
 def test_the_window_grows(carrel: Program, space: str) -> None:
-    script = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done"
+    # What is trapped is never overlooked, also while the shell starts a program.
+    script = "trap 'stty size' WINCH; trap 'exit 4' INT; echo ready; while :; do sleep 0.1; done"
     with in_terminal(carrel, "exec", "-t", space, "--", "sh", "-c", script) as terminal:
         terminal.until(b"ready")
         terminal.resize(50, 132)
         terminal.until(b"50 132")
         terminal.type(b"\x03")
-        terminal.end()
+        assert terminal.end() == 4
 
 
 @pytest.mark.parametrize("how", ["exit", "killed", "hangup", "error", "left"])

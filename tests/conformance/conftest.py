@@ -19,6 +19,22 @@ from tests.conformance.runtime_rig import (
 )
 from tests.container_engines import end_docker
 from tests.daemon.rig import Daemon
+from tests.sampling import every
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Containers of docker are entered as podman's are: in a sample every second test has them. A
+    rig of theirs costs several times what a sandbox does."""
+    of_docker = [one for one in items if _runtime(one) == "docker"]
+    tried = set(every(2, of_docker))
+    items[:] = [one for one in items if one in tried or _runtime(one) != "docker"]
+
+
+def _runtime(item: pytest.Item) -> str:
+    """That of the fixture of this folder."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return str(params.get("rig", params.get("fresh", "")))
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ async def test_killed_at_its_writes(scenario: str, moment: str, data: Path, tmp_
     """All of them on one data folder: what one leaves would be the next one's trouble."""
     share_etc(data)
     try:
-        for number in every(3, range(1, MOST_WRITES)):
+        for number in every(4, range(1, MOST_WRITES)):
             told = tmp_path / "told"
             said = await asyncio.to_thread(act, told, data, scenario, moment, number)
             async with open_service(Settings(data=data)) as services:

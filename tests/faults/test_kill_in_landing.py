@@ -119,7 +119,7 @@ async def test_killed_while_two_land(data: Path, tmp_path: Path) -> None:
     repository.git("init", "-q", "-b", "main")
     first = repository.commit("first", a_txt="a\n")
     try:
-        for number in every(9, range(1, MOST_STEPS)):
+        for number in every(13, range(1, MOST_STEPS)):
             moment = ("before", "after")[number % 2]
             args = (nursery(), str(data), str(repository.path), moment, number)
             process = forked.Process(target=play, args=args)

@@ -192,7 +192,7 @@ async def test_killed_at_its_steps(what: str, data: Path, tmp_path: Path) -> Non
         before, after, count = json.loads(told.read_text())
         assert count < MOST_STEPS
         await check(data, repository, what, before, after)
-        for number in every(4, range(1, count + 1), count // 2):
+        for number in every(5, range(1, count + 1), count // 2):
             for moment in ("before", "after") if EXHAUSTIVE else (("before", "after")[number % 2],):
                 clear(data, repository, first)
                 assert await until(moment, number) == -9

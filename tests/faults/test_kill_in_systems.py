@@ -165,7 +165,7 @@ async def test_killed_at_its_steps(what: str, data: Path, tmp_path: Path) -> Non
         before, after, count = json.loads(told.read_text())
         assert 0 < count < MOST_STEPS
         await check(data, what, before, after)
-        for number in every(17, range(1, count + 1), count // 3):
+        for number in every(23, range(1, count + 1), count // 3):
             for moment in ("before", "after") if EXHAUSTIVE else (("before", "after")[number % 2],):
                 for name in ("carrel.db", "carrel.db-wal", "carrel.db-shm"):
                     (data / name).unlink(missing_ok=True)

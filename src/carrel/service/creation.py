@@ -79,7 +79,6 @@ from carrel.service.space_requests import check_services, check_systems, name_fr
 
 OPERATION = "create"
 BASE, TREE, FILL, SANDBOX, SERVICES = "base", "tree", "fill", "sandbox", "services"
-STEPS = (BASE, TREE, FILL, SANDBOX, SERVICES)
 _SHOWN = 20
 """So many things that a space does not have are named in its record."""
 _MOVED = "something kept writing to it; the space has it as it was at one moment"

@@ -32,7 +32,6 @@ from carrel.service.shared import Locks
 
 OPERATION = "remove"
 STOP, KEEP, TREE, FOLDER = "stop", "keep", "tree", "folder"
-STEPS = (STOP, KEEP, TREE, FOLDER)
 KEEP_AGAIN = "keep again"
 """After a crash in the middle of keeping. Who ends there once more goes on without: else what
 strangers wrote in a tree could end every daemon that starts."""

@@ -3,6 +3,7 @@ Nothing is built in it, and nothing is pulled into it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from carrel.environments.engines.processes import (
     EngineSaid,
     run_engine,
 )
+from carrel.linux import processes
 
 _VARIABLES = ("HOME", "PATH", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME")
 _SETTINGS = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF")
@@ -73,4 +75,16 @@ class PersonalPodman:
         with self._place.working() as work:
             env["TMPDIR"] = str(work)
             bounds = EngineBounds(most_s, (self._place.folder,), self._keep_free)
-            return run_engine(("podman", *command), env, bounds, watch)
+            try:
+                return run_engine(("podman", *command), env, bounds, watch)
+            finally:
+                _end_pause(work)
+
+
+def _end_pause(work: Path) -> None:
+    """Podman of an ordinary user keeps a process for the namespaces that it made. Where his session
+    has a folder for what runs, it is his, and serves the next; else it is here, and nobody's."""
+    for note in work.glob("podman-run-*/libpod/tmp/pause.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(note.read_text())
+            processes.kill_all(processes.having_variable([pid], "TMPDIR", str(work)))
