@@ -177,7 +177,7 @@ OUT = [
     "--mo`\nunt=type=bind,from=base,target=/x",
     "--mo''unt=type=bind,from=base,target=/x",
     "--mo\\unt=type=bind,from=base,target=/x",
-    "--mount=type=cache,target=/x,fr\"om\"=base",
+    '--mount=type=cache,target=/x,fr"om"=base',
 ]
 
 
@@ -190,7 +190,7 @@ def test_mounts_of_its_own_remain(tmp_path: Path, mounts: str) -> None:
 @pytest.mark.parametrize("before", ["RUN ", "ONBUILD RUN ", "RUN --network=none "])
 def test_no_mount_of_a_step_leads_out(tmp_path: Path, mounts: str, before: str) -> None:
     place = make(tmp_path, f"# escape=`\nFROM a\n{before}{mounts} true\n")
-    with pytest.raises(EnvironmentRefused, match="leads out of the containers of podman 4.3"):
+    with pytest.raises(EnvironmentRefused, match="leads out of the containers"):
         check_mounts(ImageBuild(place), "podman 4.3")
 
 

@@ -113,8 +113,8 @@ def check_networks(build: ImageBuild) -> None:
 def check_mounts(build: ImageBuild, engine: str) -> None:
     """For an engine whose mounts of steps lead out of the container: through a link of an image or
     of the project, say, to all that the engine sees, where it is root. Caches, memory and the
-    whole context remain. The text is looked at as the engine may read it, whatever else is in it. Raises
-    `EnvironmentRefused`, and as `build_key`."""
+    whole context remain. The text is looked at as the engine may read it, whatever else is in it.
+    Raises `EnvironmentRefused`, and as `build_key`."""
     with Descriptor(_root(build)) as project:
         dockerfile = _read(project, build.dockerfile)
     if build.dockerfile.endswith(PREPROCESSED):
