@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from carrel.domain.engines import BuildNetwork, ImageBuild
 from carrel.domain.environments import Feature
 from carrel.domain.errors import EnvironmentRefused
-from carrel.environments.engines.contents import build_key, check_networks
+from carrel.environments.engines.contents import build_key, check_mounts, check_networks
 from carrel.environments.engines.staging import stage_project
 from tests.sampling import examples
 
@@ -148,6 +148,50 @@ def test_a_step_has_no_wider_network_than_the_build(
     make(tmp_path, f"FROM debian:12\nRUN {option} true\n")
     with pytest.raises(EnvironmentRefused) if refused else contextlib.nullcontext():
         check_networks(ImageBuild(tmp_path, network=network))
+
+
+PLAIN = [
+    "--mount=type=bind,target=/x",
+    "--mount=type=cache,target=/root/.cache,sharing=locked",
+    "--mount=type=cache,target=/var/cache/apt --mount=type=cache,dst=/var/lib/apt,mode=0755",
+    "--mount=type=tmpfs,destination=/t,size=1000 --mount=target=/x,ro",
+]
+OUT = [
+    "--mount=type=bind,from=base,source=/rootdir,destination=/exploit,rw",
+    "--mount=type=bind,source=out,target=/x",
+    "--mount=source=out,target=/x",
+    "--mount=type=bind,target=/x,bind-propagation=rshared",
+    "--mount=type=cache,target=/x,id=../../../etc",
+    "--mount=type=cache,target=/x,from=base",
+    "--mount=type=cache,target=/x/../../etc",
+    "--mount=type=cache,target=relative",
+    "--mount=type=cache,target=$HOME",
+    "--mount=type=cache,target=/x,target=/y",
+    "--mount=type=cache,target=/a --mount=type=cache,target=/a/b",
+    "--mount=type=cache,type=bind,target=/a",
+    "--mount=type=secret,id=x",
+    "--mount type=bind,from=base,target=/x",
+    "--mount",
+    "--mo\\\nunt=type=bind,from=base,target=/x",
+    "--mo\\\n# in between\nunt=type=bind,from=base,target=/x",
+    "--mo`\nunt=type=bind,from=base,target=/x",
+    "--mo''unt=type=bind,from=base,target=/x",
+    "--mo\\unt=type=bind,from=base,target=/x",
+    '--mount=type=cache,target=/x,fr"om"=base',
+]
+
+
+@pytest.mark.parametrize("mounts", PLAIN)
+def test_mounts_of_its_own_remain(tmp_path: Path, mounts: str) -> None:
+    check_mounts(ImageBuild(make(tmp_path, f"FROM a\nRUN {mounts} true\n")), "podman 4.3")
+
+
+@pytest.mark.parametrize("mounts", OUT)
+@pytest.mark.parametrize("before", ["RUN ", "ONBUILD RUN ", "RUN --network=none "])
+def test_no_mount_of_a_step_leads_out(tmp_path: Path, mounts: str, before: str) -> None:
+    place = make(tmp_path, f"# escape=`\nFROM a\n{before}{mounts} true\n")
+    with pytest.raises(EnvironmentRefused, match="leads out of the containers"):
+        check_mounts(ImageBuild(place), "podman 4.3")
 
 
 def test_nobody_can_tell_the_networks_behind_a_preprocessor(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from carrel.domain.engines import BuildNetwork
 from carrel.domain.errors import CarrelError, EngineError, EnvironmentRefused
 from carrel.environments.engines.catalogue import Engines
+from carrel.environments.engines.processes import EngineBounds, run_engine
+from carrel.environments.engines.sandbox import EngineSandbox
 from tests.environments.engines.rig import FROM, build, built, project, rootfs
 
 pytestmark = pytest.mark.parametrize("engine", ["podman", "docker"])
@@ -75,3 +77,51 @@ def test_a_context_that_leads_out(engines: Engines, engine: str, host: Path) -> 
     place = project(host / "project", FROM + "COPY secret /\nRUN cat /secret\n")
     (place / "out").symlink_to(host)
     assert SECRET not in said(engines, engine, place, context="out")
+
+
+LED_OUT = (
+    'RUN ["/bin/busybox", "ln", "-s", "/", "/up"]\n'
+    "FROM scratch\nADD rootfs.tar /\n"
+    "RUN --mount=type=bind,from=first,source=/up,target=/x,rw "
+    "cat /x/proc/sys/kernel/core_pattern /x/etc/passwd > /stolen && touch /x/engine/planted\n"
+)
+
+
+def test_a_mount_of_a_link_leads_nowhere(engines: Engines, engine: str, host: Path) -> None:
+    """Old engines follow it to what they see themselves: their store, and the kernel's settings."""
+    dockerfile = FROM.replace("FROM scratch", "FROM scratch AS first") + LED_OUT
+    found = said(engines, engine, project(host / "project", dockerfile))
+    assert "root:" not in found and "'stolen'" not in found
+
+
+TRIES = """
+try() { ( "$@" ) 2>/dev/null && echo "out: $*"; }
+for path in /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sysrq-trigger \
+    /sys/kernel/uevent_helper /sys/fs/cgroup/*/release_agent /proc/sys/vm/overcommit_memory
+do [ -e $path ] && try dd if=/dev/null of=$path conv=notrunc count=0; done
+for path in /etc/ld.so.preload /planted /etc/containers/planted /usr/planted
+do try touch $path; done
+try touch /run/fine; try touch /work/fine; try touch /engine/fine
+"""
+
+
+def test_where_an_engine_runs_nothing_of_the_kernel_can_be_set(
+    engines: Engines, engine: str, tmp_path: Path
+) -> None:
+    """A step that gets out of its container is root there."""
+    if engine != "podman":
+        pytest.skip("docker runs elsewhere")
+    work, store = tmp_path / "work", tmp_path / "store"
+    work.mkdir()
+    store.mkdir()
+    sandbox = EngineSandbox(work, store, privileged=True)
+    found = run_engine(
+        sandbox.argv("/bin/sh", "-c", TRIES), sandbox.environment(), EngineBounds(60.0)
+    )
+    fine = [f"out: touch {place}/fine" for place in ("/run", "/work", "/engine")]
+    assert [line for line in found.lines if "/dev/null" not in line] == fine, found.text
+    agents = [line for line in found.lines if "release_agent" in line]
+    # They are there, and are not the kernel's.
+    assert len(found.lines) == len(fine) + len(agents)
+    for agent in Path("/sys/fs/cgroup").glob("*/release_agent"):
+        assert not agent.read_text().strip()

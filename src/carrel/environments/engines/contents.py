@@ -38,6 +38,15 @@ _NETWORKS = {
     BuildNetwork.ENGINE: frozenset({"none", "default"}),
 }
 _LANGUAGE = re.compile(rb"^\s*#\s*syntax\s*=(?!\s*docker/dockerfile[:@\s])", re.IGNORECASE | re.M)
+_COMMENT = re.compile(rb"^[ \t]*#.*$", re.M)
+_CONTINUED = re.compile(rb"[\\`][ \t]*\r?\n\s*")
+_IN_WORDS = re.compile(rb"[\\`'\"]")
+"""Engines take these out of the words of a step's options."""
+_TARGETS = frozenset({"target", "dst", "destination"})
+_PLAIN = _TARGETS | {"type", "sharing", "mode", "uid", "gid", "ro", "rw", "readonly", "size"}
+_KINDS = frozenset({"bind", "cache", "tmpfs"})
+"""Without a source, what is bound is the context itself."""
+_PLACE = re.compile(r"(?:/[A-Za-z0-9_.+-]+)+")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _UNSURE = frozenset("$[]\\`{}\"'<")
 
@@ -99,6 +108,51 @@ def check_networks(build: ImageBuild) -> None:
                     f"A step of {build.dockerfile} asks for the network {wanted[:40]!r}.",
                     hint="Remove that, or build with --build-network host.",
                 )
+
+
+def check_mounts(build: ImageBuild, engine: str) -> None:
+    """For an engine whose mounts of steps lead out of the container: through a link of an image or
+    of the project, say, to all that the engine sees, where it is root. Caches, memory and the
+    whole context remain. The text is looked at as the engine may read it, whatever else is in it.
+    Raises `EnvironmentRefused`, and as `build_key`."""
+    with Descriptor(_root(build)) as project:
+        dockerfile = _read(project, build.dockerfile)
+    if build.dockerfile.endswith(PREPROCESSED):
+        raise EnvironmentRefused(
+            f"{build.dockerfile} is for a preprocessor, so nobody can tell what its steps mount.",
+            hint="Build from what that makes of it.",
+        )
+    text = _IN_WORDS.sub(b"", _CONTINUED.sub(b"", _COMMENT.sub(b"", dockerfile)))
+    caches: list[str] = []
+    for word in re.findall(rb"--mount\S*", text):
+        kind, target = _plain_mount(word.decode("utf-8", "replace"))
+        others = [one for one in caches if one != target]
+        if not kind or any(_below(one, target) or _below(target, one) for one in others):
+            raise EnvironmentRefused(
+                f"A step of {build.dockerfile} has a mount that leads out of the containers of "
+                f"{engine}: {word[:80].decode('utf-8', 'replace')!r}.",
+                hint="Use podman 5.4, buildah 1.39 or docker, or remove the mount: only caches, "
+                "and the whole context, without an id, a source or `from` are mounted by this one.",
+            )
+        caches += [target] if kind == "cache" else []
+
+
+def _plain_mount(word: str) -> tuple[str, str]:
+    """Its kind and target; empty, where it is more than a folder of its own."""
+    flag, _, options = word.partition("=")
+    pairs = [one.partition("=")[::2] for one in options.split(",")]
+    found = dict(pairs)
+    targets = [value for key, value in pairs if key in _TARGETS]
+    plain = len(found) == len(pairs) and found.keys() <= _PLAIN and len(targets) == 1
+    if flag != "--mount" or not plain or found.get("type", "bind") not in _KINDS:
+        return "", ""
+    target = targets[0].rstrip("/")
+    clean = _PLACE.fullmatch(target) and os.path.normpath(target) == target
+    return (found.get("type", "bind"), target) if clean else ("", "")
+
+
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder}/")
 
 
 def _steps(build: ImageBuild) -> list[str] | None:

@@ -8,10 +8,12 @@ removed when nobody works in it (`tidy`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import resource
 import shutil
+import stat
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ from carrel.domain.errors import (
     ImageBuildFailed,
     ImageNotInEngine,
 )
-from carrel.environments.engines.contents import check_networks, has_mounts
+from carrel.environments.engines.contents import check_mounts, check_networks, has_mounts
 from carrel.environments.engines.features import FeatureTool
 from carrel.environments.engines.place import EnginePlace, remove_folder
 from carrel.environments.engines.processes import (
@@ -60,6 +62,11 @@ NO_IDS = (
     " It has one user id only: images whose files belong to several users cannot be built. "
     "Give yourself a range in /etc/subuid and /etc/subgid, and install uidmap."
 )
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP"),
+    *("SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+)
+"""Of the steps, as newer engines have it: without MKNOD, nobody makes the device of a disk."""
 SETTINGS = "/run/containers.conf"
 LOGINS = "/run/logins.json"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -72,6 +79,9 @@ class OwnEngineProgram:
     name: str
     oldest: tuple[int, int]
     package: str
+    sound: tuple[int, int] = (1 << 16, 0)
+    """From here on no mount of a step is known to lead out of its container (CVE-2024-1753,
+    -9407, -9675, -11218)."""
 
     def save(self, image: str, archive: str) -> tuple[str, ...]:
         if self.name == "podman":
@@ -88,8 +98,8 @@ class OwnEngineProgram:
         return ("ps", "-aq", "--external") if self.name == "podman" else ("containers", "-aq")
 
 
-PODMAN = OwnEngineProgram("podman", (4, 0), "podman")
-BUILDAH = OwnEngineProgram("buildah", (1, 26), "buildah")
+PODMAN = OwnEngineProgram("podman", (4, 0), "podman", (5, 4))
+BUILDAH = OwnEngineProgram("buildah", (1, 26), "buildah", (1, 39))
 
 
 class OwnEngine:
@@ -188,6 +198,9 @@ class OwnEngine:
 
     def _build(self, build: ImageBuild, image: str, watch: EngineWatch) -> None:
         check_networks(build)
+        version = self._version() or self._program.oldest
+        if version < self._program.sound:
+            check_mounts(build, f"{self.name} {version[0]}.{version[1]}")
         with self._place.working() as work:
             # Else another project's files would be in this image.
             anew = ["--no-cache"] if has_mounts(build) else []
@@ -236,6 +249,8 @@ class OwnEngine:
             said = self._run(work, command, SAVE_S, watch)
             if said.code != 0:
                 raise engine_failure(f"{self.name} could not write the image", said)
+            if not stat.S_ISREG(written.lstat().st_mode):
+                raise EngineFailed(f"{self.name} has written no archive.", hint="Try again.")
             os.replace(written, archive)
 
     def pull(self, name: str, watch: EngineWatch) -> None:
@@ -377,6 +392,7 @@ def containers_conf() -> str:
     return (
         f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", '
         f'"nproc={processes}:{processes}"]\n'
+        f"default_capabilities = {json.dumps(CAPABILITIES)}\n"
         '[engine]\ncgroup_manager = "cgroupfs"\n'
         f'runtime = "{runtime}"\nevents_logger = "file"\n'
     )

@@ -62,11 +62,13 @@ class EngineSandbox:
                 words += ["--unshare-user", "--uid", "0", "--gid", "0"]
         words += _system()
         words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--dir", HOME]
-        words += ["--tmpfs", "/tmp", "--tmpfs", "/var/tmp", "--bind", str(self.work), WORK]
+        words += ["--tmpfs", "/tmp", "--tmpfs", "/var", "--dir", "/var/tmp", "--dir", "/var/lib"]
+        words += ["--bind", str(self.work), WORK]
         if self.privileged:
             words += ["--dev-bind-try", "/dev/fuse", "/dev/fuse"]
             words += ["--dev-bind-try", "/dev/net/tun", "/dev/net/tun"]
             words += ["--ro-bind", "/sys", "/sys", "--bind-try", "/sys/fs/cgroup", "/sys/fs/cgroup"]
+            words += _kernel_settings()
         if self.store is not None:
             words += ["--bind", str(self.store), STORE]
         if self.project is not None:
@@ -75,7 +77,8 @@ class EngineSandbox:
             words += ["--bind", str(outside), inside]
         for inside, outside in self.files.items():
             words += ["--ro-bind", str(outside), inside]
-        return [*words, "--", *command]
+        # Nobody adds a file of /etc that the engine then reads, or loads.
+        return [*words, "--remount-ro", "/", "--", *command]
 
     def environment(self) -> dict[str, str]:
         """All that the program has: nothing of ours but where the proxies are."""
@@ -106,6 +109,22 @@ def _system() -> list[str]:
         with contextlib.suppress(OSError, RuntimeError):
             words += ["--ro-bind", str(place.resolve(strict=True)), str(place)]
     return words
+
+
+def _kernel_settings() -> list[str]:
+    """What makes root of a host root run something outside: shown, and not to be written. Settings
+    of the network are: they are those of a container's own, too."""
+    words = ["--ro-bind", "/proc/sys", "/proc/sys", "--bind", "/proc/sys/net", "/proc/sys/net"]
+    for name in ("sysrq-trigger", "kcore", "kmsg", "kpagecount", "kpageflags", "mem"):
+        words += ["--ro-bind-try", "/dev/null", f"/proc/{name}"] if _is_there(name) else []
+    agents = sorted(Path("/sys/fs/cgroup").glob("*/release_agent"))
+    for path in agents if os.geteuid() == 0 else ():
+        words += ["--ro-bind", "/dev/null", str(path)]
+    return words
+
+
+def _is_there(name: str) -> bool:
+    return os.path.exists(f"/proc/{name}")
 
 
 def _outer(privileged: bool) -> list[str]:
