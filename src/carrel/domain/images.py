@@ -113,6 +113,12 @@ class Images(Protocol):
         of it then."""
         ...
 
+    def folder_for(self, image: RootImage, own: tuple[int, int]) -> Path | None:
+        """Its files as a system with a range of ids has them, whose user and group are `own` in the
+        image. None where they have lost their
+        owners: an ordinary user had no range of ids when it was taken in."""
+        ...
+
     def get(self, name: str) -> RootImage:
         """By a name or an id. Raises `ImageNotFound`, `TreeDamaged`."""
         ...

@@ -23,6 +23,29 @@ MOUNTED = (
 
 
 @dataclass(frozen=True)
+class IdMap:
+    """Who somebody of an image is on the host, and the other way round. `own` is its user, who is
+    `host` there; the others are from `first` on, or nobody else."""
+
+    own: tuple[int, int]
+    host: tuple[int, int]
+    first: int | None
+
+    def shown(self, uid: int, gid: int) -> tuple[int, int]:
+        """Ids of the image as the host has them."""
+        return _shown(uid, self.own[0], self.host[0], self.first), _shown(
+            gid, self.own[1], self.host[1], self.first
+        )
+
+    def inside(self, uid: int, gid: int) -> tuple[int, int]:
+        """Ids of the host, or of the files of an image that root keeps, as the image has them.
+        Those of nobody in there are its root's."""
+        return _inside(uid, self.own[0], self.host[0], self.first), _inside(
+            gid, self.own[1], self.host[1], self.first
+        )
+
+
+@dataclass(frozen=True)
 class System:
     """All that says how an image is shown to one space. `folder` is the system's own, below the
     space's folder."""
@@ -68,16 +91,16 @@ class System:
 
     def shown(self, uid: int, gid: int) -> tuple[int, int]:
         """Ids of the image as the host has them."""
-        return _shown(uid, self.uid, self.owner.uid, self.first_id), _shown(
-            gid, self.gid, self.owner.gid, self.first_id
-        )
+        return self._map.shown(uid, gid)
 
     def inside(self, uid: int, gid: int) -> tuple[int, int]:
         """Ids of the host, or of the files of the image, as the image has them. Those of nobody in
         there are its root's."""
-        return _inside(uid, self.uid, self.owner.uid, self.first_id), _inside(
-            gid, self.gid, self.owner.gid, self.first_id
-        )
+        return self._map.inside(uid, gid)
+
+    @property
+    def _map(self) -> IdMap:
+        return IdMap((self.uid, self.gid), (self.owner.uid, self.owner.gid), self.first_id)
 
 
 def _shown(number: int, own: int, host: int, first: int | None) -> int:

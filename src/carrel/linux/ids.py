@@ -62,12 +62,26 @@ def uid_range() -> range:
 
 
 def image_ranges() -> range:
-    """The first ids of the ranges for sandboxes that have the ids of an image; empty where this
-    user namespace maps none of them, and for ordinary users."""
+    """For root: the first ids of the ranges for sandboxes that have the ids of an image; empty
+    where this user namespace maps none of them."""
     last = FIRST_RANGE + RANGE * RANGES
     if os.geteuid() == 0 and _maps(FIRST_RANGE, last):
         return range(FIRST_RANGE, last, RANGE)
     return range(0)
+
+
+_range = False
+
+
+def note_range() -> None:
+    """This process has entered a namespace with the further ids of an ordinary user."""
+    global _range
+    _range = True
+
+
+def may_give() -> bool:
+    """Whether this process can give files to others, for good or in its namespace."""
+    return _range or os.geteuid() == 0
 
 
 def _maps(first: int, end: int) -> bool:

@@ -457,21 +457,28 @@ class Creator:
         image = self._as_user(space, held, found.name, found.user)
         return dataclasses.replace(
             image,
-            notes=() if image.first_id is not None else (ONE_ID.format(image.user),),
+            notes=() if image.first_id is not None else (self._one_id(image),),
             asked_user=found.user,
             variables=with_image(found.variables, dict(held.config.env)),
             ports=found.ports,
             at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
         )
 
+    def _one_id(self, image: SpaceImage) -> str:
+        return f"{ONE_ID.format(image.user)} {self.users.why_no_range() or TAKE_AGAIN}"
+
     def _as_user(self, space: Space, held: RootImage, name: str, wanted: str) -> SpaceImage:
         """With one of its accounts; its own, where none is `wanted`. Raises `ImageInvalid`."""
         account = self.systems.account(held.folder, wanted or held.config.user)
+        first, folder = self.users.take_range(space.space_id), held.folder
+        if first is not None:
+            found = self.images.folder_for(held, (account.uid, account.gid))
+            first, folder = (None, folder) if found is None else (first, found)
         return SpaceImage(
             image_id=held.image_id,
             name=name,
-            folder=str(held.folder),
-            first_id=self.users.take_range(space.space_id),
+            folder=str(folder),
+            first_id=first,
             uid=account.uid,
             gid=account.gid,
             user=account.name,
@@ -805,7 +812,11 @@ def image_name(path: Path) -> str:
 
 ONE_ID = (
     "Commands run as {} with one id of the host, so that packages which need several users cannot "
-    "be installed. A daemon of root's gives each space a range of ids."
+    "be installed."
+)
+TAKE_AGAIN = (
+    "Its image was taken in before you had a range of ids: take it in once more, by carrel image "
+    "import, build or pull --anew, and make a new space."
 )
 
 
