@@ -514,6 +514,7 @@ def _assemble(
                 toolchains=toolchains,
                 packages=packages,
                 engines=maker.found,
+                no_range=app.identities.why_no_range,
             ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),

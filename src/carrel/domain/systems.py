@@ -11,7 +11,7 @@ from typing import Protocol
 from carrel.domain.environments import Port, SetupCommand
 from carrel.domain.plans import EnvironmentPlan
 from carrel.domain.services import PlannedService, ServiceSpec
-from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
+from carrel.domain.trees import Change, Owner, Tree, TreeLayer, TreeUsage
 
 MOST_IDS = 65_536
 """That a system of an image counts with."""
@@ -250,6 +250,11 @@ class SystemMounts(Protocol):
     def make_volume(self, system: System, volume: Path, target: str) -> None:
         """A folder that begins with what the image has there; idempotent. Raises
         `TreeUnavailable`."""
+        ...
+
+    def give_back(self, tree: Tree) -> None:
+        """What the root of a system has given to others in the tree becomes its owner's again, as
+        far as it could not be read else. Raises `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -449,7 +449,7 @@ def _stage_paths(plan: SandboxPlan, descriptors: dict[str, int]) -> None:
     _stage([*plan["paths"]], descriptors)
     users = plan["users"]
     assert users["first"] is not None
-    descriptors[_USERS] = _above(ids.open_ids(users["own"], users["host"], users["first"]))
+    descriptors[_USERS] = _above(ids.fork_ids(users["own"], users["host"], users["first"]))
 
 
 def _stage(items: list[str], descriptors: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from carrel.domain.errors import ImageInvalid, TreeDamaged
 from carrel.domain.launching import MountHelper, OverlayMount
 from carrel.domain.systems import ImageAccount, Part, System
-from carrel.domain.trees import Change, TreeLayer, TreeUsage
+from carrel.domain.trees import Change, Tree, TreeLayer, TreeUsage
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.ids import RANGE, may_give, open_ids
@@ -128,6 +128,9 @@ class Systems:
                 return TreeUsage(0, 0)
             with Root.at(system.folder / UPPER) as root:
                 return measure(root, all_blocks)
+
+    def give_back(self, tree: Tree) -> None:
+        """Root reads everybody's."""
 
     def drop(self, system: System) -> None:
         """Idempotent, whatever there is of it."""

@@ -13,11 +13,12 @@ from carrel.domain.images import ImageImport, RootImage
 from carrel.domain.launching import MountHelper
 from carrel.domain.projects import OnProgress, ignore_progress
 from carrel.domain.systems import ImageAccount, Part, System
-from carrel.domain.trees import Change, TreeLayer, TreeUsage
+from carrel.domain.trees import Change, Tree, TreeLayer, TreeUsage
 from carrel.linux import subid_trial
 from carrel.trees.images.store import ImageStore, is_ranged
 from carrel.trees.parts import SpacePart
 from carrel.trees.ranged.calls import Given, RangeCalls
+from carrel.trees.ranged.owners import has_others
 from carrel.trees.ranged.work import STREAM
 from carrel.trees.systems import Systems
 
@@ -125,6 +126,10 @@ class RangedSystems:
             self._inner.make_volume(system, volume, target)
         elif not volume.is_dir():
             self._calls.call("make_volume", system, volume, target)
+
+    def give_back(self, tree: Tree) -> None:
+        if has_others(tree):
+            self._calls.call("give_back", tree, asks=self._asks)
 
     def drop(self, system: System) -> None:
         self._inner.drop(system)

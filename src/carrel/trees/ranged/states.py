@@ -1,9 +1,4 @@
-"""States of spaces whose files may belong to several users, and trees in which somebody has given
-files to others.
-
-In a tree all files are its owner's. The root of an image with a range of ids can give some to
-others of these; they become the owner's again when Carrel is about to read the tree.
-"""
+"""States of spaces whose files may belong to several users."""
 
 from __future__ import annotations
 

@@ -26,12 +26,15 @@ from carrel.linux.ids import RANGE
 from carrel.trees.bases.disk import SubvolumeLayout
 from carrel.trees.bases.store import BaseStore
 from carrel.trees.drivers.btrfs import BtrfsDriver
+from carrel.trees.drivers.common import tree_errors
 from carrel.trees.drivers.copies import CopyDriver, ReflinkDriver
 from carrel.trees.drivers.overlay import LAYERS, OverlayDriver
+from carrel.trees.folders import Root
 from carrel.trees.images.folder_copies import Owners
 from carrel.trees.images.store import ImageStore
 from carrel.trees.images.taking import TakenIds
 from carrel.trees.ranged.calls import AskedBack, Gone, receive, send
+from carrel.trees.ranged.owners import give_back
 from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.states import SpaceStates
 from carrel.trees.systems import Systems
@@ -106,6 +109,13 @@ class Work:
 
     def make_volume(self, system: System, volume: Path, target: str) -> None:
         self._systems.make_volume(system, volume, target)
+
+    def give_back(self, tree: Tree) -> int:
+        with (
+            tree_errors("make files the tree's own"),
+            Root(self._driver(tree.driver).open_root(tree)) as root,
+        ):
+            return give_back(tree, root, self._first)
 
     # States
 
