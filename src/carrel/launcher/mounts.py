@@ -32,6 +32,8 @@ class HeldMounts:
         self._held: dict[str, dict[str, int]] = {}
         self._range: int | None = None
         """The user namespace with further ids, once one is needed and can be had."""
+        self._refused: subids.SubIds | None = None
+        """Those that were tried."""
         self._ranged: set[str] = set()
 
     def __len__(self) -> int:
@@ -79,7 +81,9 @@ class HeldMounts:
 
     def _users(self) -> int | None:
         """None where the user has no further ids: each mount has a namespace with one id then."""
-        if self._range is None and subids.granted() is not None:
+        found = subids.granted() if self._range is None else None
+        if found not in (None, self._refused):
+            self._refused = found
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with ours:
                 self._loop.fork(lambda: _be_range(theirs))

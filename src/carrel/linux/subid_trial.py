@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from carrel.linux.ids import RANGE
-from carrel.linux.subids import GROUPS, NO_PROGRAMS, USERS, SubIds, granted, program
+from carrel.linux.subids import GROUPS, USERS, SubIds, granted, listed
 
 _TRY_S = 20.0
 """Two small programs and an interpreter; the rest is for a loaded machine."""
@@ -26,6 +26,8 @@ def usable() -> SubIds | None:
 def why_not() -> str:
     """In a sentence, with what to do; empty: nothing is missing."""
     found = granted()
+    if found is None and listed() is not None:
+        return _NO_PROGRAMS
     if found is None:
         first = _free_range()
         return _NOT_GRANTED.format(user=_user(), first=first, last=first + RANGE - 1)
@@ -35,6 +37,9 @@ def why_not() -> str:
     return _known[found.uid]
 
 
+_NO_PROGRAMS = (
+    "You have a range of ids, but not newuidmap and newgidmap: sudo apt-get install uidmap"
+)
 _NOT_GRANTED = (
     "You have no range of ids: sudo usermod --add-subuids {first}-{last} --add-subgids "
     "{first}-{last} {user}"
@@ -60,8 +65,6 @@ def _free_range() -> int:
 
 
 def _try() -> str:
-    if None in (program("newuidmap"), program("newgidmap")):
-        return NO_PROGRAMS
     code = "from carrel.linux import subids; subids.enter()"
     argv = [sys.executable, "-P", "-c", code]
     try:

@@ -18,6 +18,7 @@ from carrel.linux import namespaces
 from carrel.linux.ids import RANGE, note_range
 
 USERS, GROUPS = "/etc/subuid", "/etc/subgid"
+PROGRAMS = ("newuidmap", "newgidmap")
 
 
 class SubIds(NamedTuple):
@@ -28,7 +29,13 @@ class SubIds(NamedTuple):
 
 
 def granted() -> SubIds | None:
-    """What the machine gives to this user; None for root, and where there are too few."""
+    """What the machine gives to this user, and has the programs for; None for root."""
+    found = listed()
+    return found if found is not None and all(map(program, PROGRAMS)) else None
+
+
+def listed() -> SubIds | None:
+    """What the files say; None for root, and where there are too few."""
     uid, gid = _first(USERS), _first(GROUPS)
     return None if uid is None or gid is None or os.geteuid() == 0 else SubIds(uid, gid)
 
@@ -47,9 +54,6 @@ def _first(file: str) -> int | None:
             if int(first) >= RANGE and int(count) >= RANGE:
                 return int(first)
     return None
-
-
-NO_PROGRAMS = "newuidmap and newgidmap are not installed: sudo apt-get install uidmap"
 
 
 def program(name: str) -> str | None:
@@ -98,7 +102,7 @@ def _write_maps(pid: int, ids: tuple[tuple[str, int, int], ...], shown: int) -> 
     for kind, own, first in ids:
         path = program(f"new{kind}map")
         if path is None:
-            raise FileNotFoundError(NO_PROGRAMS)
+            raise FileNotFoundError(f"new{kind}map is gone")
         lines = [own, own, 1, shown, first, RANGE]
         child = os.fork()
         if child == 0:

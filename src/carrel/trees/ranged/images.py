@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from carrel.domain.errors import CarrelError, ImageNotFound
+from carrel.domain.errors import CarrelError, ImageNotFound, TreeUnavailable
 from carrel.domain.images import ImageImport, RootImage
 from carrel.domain.launching import MountHelper
 from carrel.domain.projects import OnProgress, ignore_progress
@@ -40,7 +40,12 @@ class RangedImages:
         else:
             asks["read"] = source.read
             asked = dataclasses.replace(asked, source=Path(STREAM), shown=asked.shown or "-")
-        found: RootImage = self._calls.call("take", asked, asks=asks)
+        try:
+            found: RootImage = self._calls.call("take", asked, asks=asks)
+        except TreeUnavailable:
+            # Who was killed could not tidy up.
+            self._store.sweep()
+            raise
         return found
 
     def folder_for(self, image: RootImage, own: tuple[int, int]) -> Path | None:
