@@ -10,6 +10,7 @@ from typing import Protocol
 
 from carrel.domain.errors import ImageInvalid
 from carrel.domain.projects import OnProgress
+from carrel.domain.services import HealthCheck
 from carrel.domain.tar import Readable
 
 IDS = 65_536
@@ -47,6 +48,7 @@ class ImageConfig:
     stop_signal: str = ""
     platform: Platform | None = None
     """None: it does not say."""
+    health: HealthCheck | None = None
 
 
 @dataclass(frozen=True)

@@ -526,6 +526,8 @@ class Creator:
                     hint="Give it a command in its compose file.",
                     service=spec.name,
                 )
+            if config.health is not None and not spec.own_health:
+                spec = dataclasses.replace(spec, health=config.health)
             folder = spec.folder or config.workdir or "/"
             number = signal_number(spec.stop_signal or config.stop_signal)
             found.append(SpaceService(spec, image, argv, posixpath.join("/", folder), number))

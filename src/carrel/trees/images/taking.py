@@ -189,7 +189,11 @@ class _Taking:
 
 def image_id_of(parts: Iterable[str], config: ImageConfig) -> str:
     """Names what is in an image by what decides it."""
-    hashed = hashlib.sha256(msgspec.json.encode((config, list(parts))))
+    said = msgspec.to_builtins(config)
+    if config.health is None:
+        # Earlier versions knew of none, and the same image keeps its id.
+        del said["health"]
+    hashed = hashlib.sha256(msgspec.json.encode((said, list(parts))))
     return f"im_{b32encode(hashed.digest()[:20]).decode().lower()[:26]}"
 
 
