@@ -260,7 +260,18 @@ def test_who_dies_at_work_leaves_nothing(tmp_path: Path) -> None:
             assert list(staging.iterdir()) == []
             assert good(client.get("/v1/images"))["images"] == []
         take_in(client, whole)
-        assert ran(client, make(client, "box"), "cat /secret") == "of 33"
+        space = make(client, "box")
+        assert ran(client, space, "cat /secret") == "of 33"
+        # One that waits for work is no loss, and goes with its daemon.
+        for one in _workers(own):
+            os.kill(one, signal.SIGKILL)
+        good(client.post(f"/v1/spaces/{space}/checkpoints", json={}))
+        (waiting,) = _workers(own)
+        good(client.post(f"/v1/spaces/{space}/checkpoints", json={}))
+        assert _workers(own) == [waiting]
+        own.kill()
+        until(partial(_is_gone, waiting))
+        own.start()
 
 
 def packed() -> bytes:

@@ -168,6 +168,7 @@ async def open_app(
         )
     finally:
         edits.close()
+        ranges.close()
         for engine in engines:
             engine.close()
         launcher.close()

@@ -45,6 +45,7 @@ from carrel.trees.paths import sync_folder
 from carrel.trees.removal import remove_tree
 
 ROOT, FILE = "root", "image.json"
+_COPYING = "copying.lock"
 _NAMES, _HOLDERS, _STAGING, _LOCK = "names.json", "holders", ".staging", ".lock"
 _FORMAT = 1
 _HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -177,7 +178,14 @@ class ImageStore:
         def owners(_path: str, status: os.stat_result) -> tuple[int, int]:
             return source.inside(status.st_uid, status.st_gid)
 
-        with no_room_as_error(self._images.parent), self._place() as place:
+        # One after the other: a stack of services may need the same at once.
+        with (
+            no_room_as_error(self._images.parent),
+            build_lock(folder / _COPYING),
+            self._place() as place,
+        ):
+            if wanted.is_dir():
+                return wanted
             asked = ImageImport("copy", found[0])
             nobody = TakenIds(ids, owners)
             take(asked, place, self._images.parent, lambda _id: False, ignore_progress, nobody)

@@ -10,6 +10,7 @@ import pickle
 import socket
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -69,10 +70,13 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...], list[int]]:
 
 
 class RangeCalls:
-    """Any thread."""
+    """Any thread. A process does one piece of work at a time, and waits a little for the next."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._closed = False
 
     def call(
         self,
@@ -82,36 +86,80 @@ class RangeCalls:
     ) -> Any:
         """What a method of `work.Work` answers, or raises. `asks`: what it may ask back, which may
         answer with a descriptor (`Given`). Raises `TreeUnavailable` when the process fails."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            while True:
+                with self._lock:
+                    known = self._idle.pop() if self._idle else None
+                worker = known or _Worker(self._data)
+                try:
+                    worker.begin(name, arguments)
+                    break
+                except Gone:
+                    worker.end()
+                    if known is None:
+                        raise
+            return self._finish(worker, asks or {})
+        except Gone as error:
+            raise TreeUnavailable(
+                "The process that works on files of several users ended.",
+                hint="Try again; `carrel doctor` says whether your range of ids works.",
+            ) from error
+
+    def _finish(self, worker: _Worker, asks: Mapping[str, Callable[..., Any]]) -> Any:
+        usable = False
+        try:
+            kind, answer = _talk(worker.channel, asks)
+            usable = True
+        finally:
+            with self._lock:
+                usable = usable and not self._closed
+                if usable:
+                    self._idle.append(worker)
+            if not usable:
+                worker.end()
+        if kind == "failed":
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            going, self._idle = self._idle, []
+        for worker in going:
+            worker.end()
+
+
+class _Worker:
+    def __init__(self, data: Path) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         number = theirs.fileno()
-        argv = [*python(MODULE), str(number), str(self._data)]
+        argv = [*python(MODULE), str(number), str(data)]
         nothing = subprocess.DEVNULL
-        with ours, theirs:
-            process = subprocess.Popen(
+        with theirs:
+            self._process = subprocess.Popen(
                 argv, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", pass_fds=(number,)
             )
-            theirs.close()
-            try:
-                send(ours, (name, arguments))
-                return _talk(ours, asks or {})
-            except Gone as error:
-                raise TreeUnavailable(
-                    "The process that works on files of several users ended.",
-                    hint="Try again; `carrel doctor` says whether your range of ids works.",
-                ) from error
-            finally:
-                ours.close()  # It ends at what it asks next.
-                process.wait()
+
+    def begin(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Raises `Gone` where nothing was begun."""
+        send(self.channel, (name, arguments))
+        receive(self.channel)
+
+    def end(self) -> None:
+        """It ends at what it asks next, or waits for."""
+        self.channel.close()
+        self._process.wait()
 
 
-def _talk(channel: socket.socket, asks: Mapping[str, Callable[..., Any]]) -> Any:
+def _talk(channel: socket.socket, asks: Mapping[str, Callable[..., Any]]) -> tuple[str, Any]:
+    """Whether it is done or failed, and with what."""
     failed: BaseException | None = None
     while True:
         (kind, *said), _ = receive(channel)
         if kind == "done":
-            return said[0]
+            return kind, said[0]
         if kind == "failed":
-            raise failed if failed is not None else said[0]
+            return kind, failed if failed is not None else said[0]
         name, arguments = said
         try:
             answer = asks[name](*arguments)

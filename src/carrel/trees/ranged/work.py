@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.states import SpaceStates
 from carrel.trees.systems import Systems
 
+IDLE_S = 30.0
+"""To begin takes longer than most work; a process that waits takes 30 MB."""
 STREAM = "stream"
 """Stands for a source that only the daemon can read."""
 
@@ -194,8 +197,11 @@ class _Helper:
 
 def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
+    parent = os.getppid()
     own = subids.enter()
     namespaces.end_with_parent()
+    if os.getppid() != parent:
+        return 1
     assert IDS == RANGE
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -205,18 +211,24 @@ def main() -> int:
             raise AskedBack
         return given[0] if kind == "given" else said[0]
 
+    work = Work(Path(sys.argv[2]), own.uid, ask)
+    with suppress(Gone):
+        while select.select([channel], [], [], IDLE_S)[0]:
+            _serve(channel, work)
+    return 0
+
+
+def _serve(channel: socket.socket, work: Work) -> None:
     (name, arguments), _ = receive(channel)
+    send(channel, ("begun",))
     try:
-        done = getattr(Work(Path(sys.argv[2]), own.uid, ask), name)(*arguments)
-    except Gone:
-        return 1
+        done = getattr(work, name)(*arguments)
     except (CarrelError, OSError) as error:
         send(channel, ("failed", _told(error)))
     except AskedBack:
         send(channel, ("failed", None))
     else:
         send(channel, ("done", done))
-    return 0
 
 
 def _told(error: CarrelError | OSError) -> Exception:
