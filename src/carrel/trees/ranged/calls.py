@@ -24,13 +24,13 @@ _MOST_FDS = 4
 MODULE = "carrel.trees.ranged.work"
 
 
-class Given(NamedTuple):
+class SentDescriptor(NamedTuple):
     """A descriptor that goes along, and is closed here then."""
 
     descriptor: int
 
 
-class Gone(EOFError):
+class ProcessGone(EOFError):
     """The other side ended."""
 
 
@@ -44,7 +44,7 @@ def send(channel: socket.socket, said: tuple[Any, ...], *given: int) -> None:
         socket.send_fds(channel, [_HEAD.pack(len(body))], [*given])
         channel.sendall(body)
         return
-    raise Gone
+    raise ProcessGone
 
 
 def receive(channel: socket.socket) -> tuple[tuple[Any, ...], list[int]]:
@@ -54,19 +54,19 @@ def receive(channel: socket.socket) -> tuple[tuple[Any, ...], list[int]]:
             more, fds, _, _ = socket.recv_fds(channel, _HEAD.size - len(head), _MOST_FDS)
             given += fds
             if not more:
-                raise Gone
+                raise ProcessGone
             head += more
         body = bytearray()
         (size,) = _HEAD.unpack(head)
         while len(body) < size:
             piece = channel.recv(min(size - len(body), 1 << 20))
             if not piece:
-                raise Gone
+                raise ProcessGone
             body += piece
         for one in given:
             os.set_inheritable(one, False)
         return pickle.loads(body), given
-    raise Gone
+    raise ProcessGone
 
 
 class RangeCalls:
@@ -84,8 +84,8 @@ class RangeCalls:
         *arguments: Any,
         asks: Mapping[str, Callable[..., Any]] | None = None,
     ) -> Any:
-        """What a method of `work.Work` answers, or raises. `asks`: what it may ask back, which may
-        answer with a descriptor (`Given`). Raises `TreeUnavailable` when the process fails."""
+        """What a method of `work.RangedWork` answers, or raises. `asks`: what it may ask back,
+        which may answer with a `SentDescriptor`. Raises `TreeUnavailable` when the process fails."""
         try:
             while True:
                 with self._lock:
@@ -94,12 +94,12 @@ class RangeCalls:
                 try:
                     worker.begin(name, arguments)
                     break
-                except Gone:
+                except ProcessGone:
                     worker.end()
                     if known is None:
                         raise
             return self._finish(worker, asks or {})
-        except Gone as error:
+        except ProcessGone as error:
             raise TreeUnavailable(
                 "The process that works on files of several users ended.",
                 hint="Try again; `carrel doctor` says whether your range of ids works.",
@@ -141,7 +141,7 @@ class _Worker:
             )
 
     def begin(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """Raises `Gone` where nothing was begun."""
+        """Raises `ProcessGone` where nothing was begun."""
         send(self.channel, (name, arguments))
         receive(self.channel)
 
@@ -167,7 +167,7 @@ def _talk(channel: socket.socket, asks: Mapping[str, Callable[..., Any]]) -> tup
             failed = error
             send(channel, ("failed",))
             continue
-        if isinstance(answer, Given):
+        if isinstance(answer, SentDescriptor):
             try:
                 send(channel, ("given",), answer.descriptor)
             finally:

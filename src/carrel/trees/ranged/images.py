@@ -17,7 +17,7 @@ from carrel.domain.trees import Change, Tree, TreeLayer, TreeUsage
 from carrel.linux import subid_trial
 from carrel.trees.images.store import ImageStore, is_ranged
 from carrel.trees.parts import SpacePart
-from carrel.trees.ranged.calls import Given, RangeCalls
+from carrel.trees.ranged.calls import RangeCalls, SentDescriptor
 from carrel.trees.ranged.owners import has_others
 from carrel.trees.ranged.work import STREAM
 from carrel.trees.systems import Systems
@@ -144,7 +144,7 @@ def mount_asks(helper: MountHelper) -> dict[str, Callable[..., object]]:
     """What a process without a launcher asks back."""
     return {
         "held": helper.held,
-        "open_in": lambda key, path: Given(helper.open_in(key, path)),
+        "open_in": lambda key, path: SentDescriptor(helper.open_in(key, path)),
     }
 
 

@@ -34,7 +34,7 @@ from carrel.trees.folders import Root
 from carrel.trees.images.folder_copies import Owners
 from carrel.trees.images.store import ImageStore
 from carrel.trees.images.taking import TakenIds
-from carrel.trees.ranged.calls import AskedBack, Gone, receive, send
+from carrel.trees.ranged.calls import AskedBack, ProcessGone, receive, send
 from carrel.trees.ranged.owners import give_back
 from carrel.trees.shared_layers import SharedLayers
 from carrel.trees.states import SpaceStates
@@ -46,7 +46,7 @@ STREAM = "stream"
 """Stands for a source that only the daemon can read."""
 
 
-class Work:
+class RangedWork:
     """What may be called. `ask` asks the daemon back."""
 
     def __init__(self, data: Path, first: int, ask: Callable[..., Any]) -> None:
@@ -211,14 +211,16 @@ def main() -> int:
             raise AskedBack
         return given[0] if kind == "given" else said[0]
 
-    work = Work(Path(sys.argv[2]), own.uid, ask)
-    with suppress(Gone):
-        while select.select([channel], [], [], IDLE_S)[0]:
+    work = RangedWork(Path(sys.argv[2]), own.uid, ask)
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
+    with suppress(ProcessGone):
+        while waiting.poll(IDLE_S * 1000):
             _serve(channel, work)
     return 0
 
 
-def _serve(channel: socket.socket, work: Work) -> None:
+def _serve(channel: socket.socket, work: RangedWork) -> None:
     (name, arguments), _ = receive(channel)
     send(channel, ("begun",))
     try:
