@@ -85,7 +85,7 @@ class RangeCalls:
         asks: Mapping[str, Callable[..., Any]] | None = None,
     ) -> Any:
         """What a method of `work.RangedWork` answers, or raises. `asks`: what it may ask back,
-        which may answer with a `SentDescriptor`. Raises `TreeUnavailable` when the process fails."""
+        which may answer with a `SentDescriptor`. Raises `TreeUnavailable` when it fails."""
         try:
             while True:
                 with self._lock:
