@@ -54,7 +54,6 @@ def test_images(ordinary_user: Account, data: Path) -> None:
         ordinary_user,
         data,
         "tests/daemon/test_images.py",
-        "tests/daemon/test_ranges.py::test_without_a_range_it_is_said_what_to_do",
         "-k",
         "not (nonsense or outside or set_user_id)",
     )

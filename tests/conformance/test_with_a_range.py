@@ -1,5 +1,5 @@
 """The same suites as a user to whom the machine gives a range of ids. What is of that
-alone is in `tests/daemon/test_ranges.py`, and a sample of it in every run."""
+alone is in `tests/daemon/ranged_images.py`, and a sample of it in every run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 900.0
 """A whole suite, one test after the other, on a loaded machine."""
 FILES = (
     *("daemon/test_kept_systems.py", "daemon/test_images.py", "service/test_services.py"),
-    *("conformance/test_runtimes.py", "faults/test_kill_in_systems.py", "daemon/test_ranges.py"),
+    *("conformance/test_runtimes.py", "faults/test_kill_in_systems.py", "daemon/ranged_images.py"),
 )
 
 pytestmark = [
