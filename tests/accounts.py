@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -77,8 +77,10 @@ def run_as(
     env: Mapping[str, str] | None = None,
     cwd: Path | str = "/",
     timeout: float = RUN_TIMEOUT_S,
+    begin: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command as `account`, in an environment of its own, and captures its output.
+    """Runs a command as `account`, in an environment of its own, and captures its output. `begin`
+    is what a process with tests does before it gives up being root.
 
     `PYTHON` as its first word stands for an interpreter with this project and what it
     needs; where the user can start none, the test is skipped.
@@ -97,7 +99,7 @@ def run_as(
     if words[0] == sys.executable and tuple(words[1:first]) == PYTEST[1:]:
         if "TMPDIR" in full:
             spread(full["TMPDIR"])
-        return _run_tests(account, words[3:], full, cwd, timeout)
+        return _run_tests(account, words[3:], full, cwd, timeout, begin)
     return _run(account, words, full, cwd, timeout)
 
 
@@ -154,11 +156,16 @@ def _run(
 
 
 def _run_tests(
-    account: Account, words: list[str], env: dict[str, str], cwd: Path | str, timeout: float
+    account: Account,
+    words: list[str],
+    env: dict[str, str],
+    cwd: Path | str,
+    timeout: float,
+    begin: Callable[[], None] | None,
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile() as said:
         with Connection(os.dup(said.fileno()), readable=False) as output:
-            args = (account, words, env, str(cwd), output)
+            args = (account, words, env, str(cwd), output, begin)
             process = forked.Process(target=_become_tests, args=args)
             process.start()
         process.join(timeout)
@@ -175,11 +182,18 @@ def _run_tests(
 
 
 def _become_tests(
-    account: Account, words: list[str], env: dict[str, str], cwd: str, output: Connection
+    account: Account,
+    words: list[str],
+    env: dict[str, str],
+    cwd: str,
+    output: Connection,
+    begin: Callable[[], None] | None,
 ) -> None:
     """As `_run` begins a process. What they fork in turn is not root's."""
     for number in (1, 2):
         os.dup2(output.fileno(), number)
+    if begin is not None:
+        begin()
     os.chdir(cwd)
     if os.geteuid() == 0:
         os.setgroups(())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.busybox import APPLETS
+from tests.ranges import GIVES, give
 
 POSTGRES = 999
 """The number of that user, as in usual images of PostgreSQL."""
@@ -61,8 +62,28 @@ def postgres_image(folder: Path) -> Path:
     local.mkdir(parents=True)
     for name in names:
         (local / name).symlink_to(place / "bin" / name)
-    _own(draft / "var/lib/postgresql", POSTGRES)
+    # The inner one first: then it may be another's.
     _own(draft / "var/lib/postgresql/data", POSTGRES)
+    _own(draft / "var/lib/postgresql", POSTGRES)
+    draft.rename(root)
+    return root
+
+
+def dpkg_image(folder: Path) -> Path:
+    """With what installs a Debian package; made below `folder`, once."""
+    programs = [shutil.which(name) for name in ("dpkg", "dpkg-deb", "dpkg-split", "tar")]
+    root = folder / "dpkg"
+    if root.exists() or None in programs:
+        return root if root.exists() else pytest.skip("dpkg is not installed")
+    draft = _root(folder / "dpkg.new", "")
+    _copy(draft, [(one, f"/usr/bin/{Path(one).name}") for one in programs if one is not None])
+    for name in ("ldconfig", "start-stop-daemon"):
+        (draft / "usr/bin" / name).symlink_to("../../bin/true")
+    for name in ("diff", "rm", "sh"):
+        (draft / "usr/bin" / name).symlink_to("../../bin/busybox")
+    for name in ("info", "updates"):
+        (draft / "var/lib/dpkg" / name).mkdir(parents=True)
+    (draft / "var/lib/dpkg/status").touch()
     draft.rename(root)
     return root
 
@@ -88,8 +109,8 @@ def _root(draft: Path, user: str) -> Path:
 
 def _own(folder: Path, number: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if os.geteuid() == 0:
-        os.chown(folder, number, number)
+    if GIVES:
+        give(folder, number)
 
 
 def _copy(root: Path, programs: Iterable[tuple[str, str]]) -> None:

@@ -16,10 +16,10 @@ from carrel.linux.ids import FIRST_RANGE
 from tests.busybox import busybox_image
 from tests.daemon.rig import Daemon, bad, fresh_daemon, good
 from tests.daemon.test_images import make, sh
+from tests.ranges import GIVES
 from tests.sampling import examples
 
 ROOT = os.geteuid() == 0
-needs_root = pytest.mark.skipif(not ROOT, reason="an ordinary user has one id")
 
 # What is in the system, for who is in there: kind, mode, owner, names, size; bytes and links.
 LOOK = r"""
@@ -96,7 +96,7 @@ def remove(client: httpx.Client, space: str) -> Any:
 
 
 def work(client: httpx.Client, space: str) -> None:
-    do(client, space, MUCH + (OWNERS if ROOT else ""))
+    do(client, space, MUCH + (OWNERS if GIVES else ""))
 
 
 def test_there_and_back(client: httpx.Client, image: Path) -> None:
@@ -105,7 +105,7 @@ def test_there_and_back(client: httpx.Client, image: Path) -> None:
     work(client, space)
     much = look(client, space)
     assert len(much) > len(began) - 10 and much != began
-    if ROOT:
+    if GIVES:
         assert any("opt/a/b/c regular file 4755 1234:1234 5" in line for line in much)
     first = keep(client, space)
     do(client, space, "rm -r /opt /etc/motd; mkdir /root2; echo later > /bin/true; rm -r /lib")
@@ -279,7 +279,7 @@ def test_its_changes_are_told(client: httpx.Client, image: Path) -> None:
     space = make(client, image)
     do(client, space, "echo x > a; echo mine > /etc/motd; rm -r /lib/inner; chmod 600 /lib/file")
     do(client, space, "mkdir -p /opt/new; mv /etc/group /opt/new/group")
-    if ROOT:
+    if GIVES:
         do(client, space, "chown 5:6 /bin/busybox")
     listed = good(client.get(f"/v1/spaces/{space}/changes", params={"system": True}))
     found = {one["path"]: (one["kind"], one["old_path"]) for one in listed["changes"]}
@@ -288,7 +288,7 @@ def test_its_changes_are_told(client: httpx.Client, image: Path) -> None:
         "/lib/file": ("mode", None),
         "/lib/inner/file": ("deleted", None),
         "/opt/new/group": ("renamed", "/etc/group"),
-        **({"/bin/busybox": ("mode", None)} if ROOT else {}),
+        **({"/bin/busybox": ("mode", None)} if GIVES else {}),
     }
     assert found == wanted and listed["total"] == len(wanted)
     some = good(client.get(f"/v1/spaces/{space}/changes", params={"system": True, "limit": 1}))
@@ -349,7 +349,7 @@ class _Model:
         for _ in range(3):
             p, q = self.chance.sample(PLACES, 2)
             mode = self.chance.choice(("4755", "600", "755", "2711", "1777"))
-            user = self.chance.choice((0, 5, 1234)) if ROOT else 0
+            user = self.chance.choice((0, 5, 1234)) if GIVES else 0
             step = self.chance.choice(STEPS)
             script = step.format(p=p, q=q, n=number, m=mode, u=user, s=f"{number % 60:02}")
             sh(self.client, space, script)

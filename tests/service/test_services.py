@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -20,8 +22,9 @@ from carrel.domain.errors import CommandInvalid, EnvironmentRefused, ServiceFail
 from carrel.domain.events import EventQuery
 from carrel.domain.images import ImageImport
 from carrel.domain.limits import LimitKind, Limits
+from carrel.domain.projects import ignore_progress
 from carrel.domain.runtimes import Command, Network
-from carrel.domain.services import ServicePhase
+from carrel.domain.services import HealthCheck, ServicePhase
 from carrel.domain.spaces import Space
 from carrel.domain.systems import CommandPlace
 from carrel.runtimes.limits.cgroups import Cgroups
@@ -33,6 +36,7 @@ from tests.sampling import beyond
 from tests.service.rig import leftovers, opened, output, request, run
 from tests.service_images import postgres_image, redis_image
 from tests.trees.again import run_again
+from tests.trees.images.layouts import config_of, saved
 
 SERVER = "while true; do echo {word} | nc -l -p {port}; done"
 CHECK = {
@@ -180,6 +184,44 @@ async def test_a_service_that_never_gets_healthy_leaves_nothing(data: Path, tmp_
         assert "I will not listen" in caught.value.message
         assert _left(data) == []
         assert services.runs.alive() == []
+
+
+async def test_the_check_of_an_image_is_run(data: Path, tmp_path: Path) -> None:
+    """Unless the file says something of it. Whose image has one has another id."""
+    box = busybox_image(tmp_path)
+    files = io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        tar.add(box, ".")
+    content = files.getvalue()
+    test = ["CMD-SHELL", "test -e /up"]
+    check = {"Test": test, "Interval": 200_000_000, "Retries": 600, "StartPeriod": 1_500_000_000}
+    said = {"Cmd": ["sh", "-c", "touch /up; sleep 1000"], "Healthcheck": check}
+    project = compose(
+        tmp_path,
+        {
+            "web": {"image": "well:1"},
+            "bare": {"image": "well:1", "healthcheck": {"disable": True}},
+            "last": {"image": "box:1", "command": ["true"], "depends_on": HEALTHY_WEB},
+        },
+    )
+    async with with_box(data) as services:
+        images = services.app.images
+        taken = []
+        for config in (said, {**said, "Healthcheck": {"Test": ["NONE"]}}):
+            archive = saved(content, config=config_of([content], config=config))
+            asked = ImageImport("well:1" if config is said else "bare:1", io.BytesIO(archive))
+            taken.append(await asyncio.to_thread(images.take, asked, ignore_progress))
+        assert taken[0].image_id != taken[1].image_id
+        assert [one.config.health for one in taken] == [
+            HealthCheck(("/bin/sh", "-c", "test -e /up"), 1.0, 30.0, 600, 1.5),
+            None,
+        ]
+        space = await new(services, project)
+        found = {one.name: one.health for one in services.space_services.of(space)}
+        assert found == {"web": "healthy", "bare": "", "last": ""}
+
+
+HEALTHY_WEB = {"web": {"condition": "service_healthy"}}
 
 
 async def test_a_service_that_ends_at_once_is_told_with_its_last_lines(

@@ -23,6 +23,7 @@ from pathlib import Path
 from carrel.agents import programs
 from carrel.config import Settings
 from carrel.domain.errors import SandboxUnavailable, TreeUnavailable
+from carrel.domain.images import Images
 from carrel.domain.limits import Limits, LimitSupport
 from carrel.domain.runtimes import Bind, LimitHit, LimitsChanged, LocalRuntime
 from carrel.domain.trees import Owner, TreeDriver
@@ -50,6 +51,8 @@ from carrel.trees.drivers.direct import DirectDriver
 from carrel.trees.drivers.overlay import OverlayDriver
 from carrel.trees.host_edits import HostEdits
 from carrel.trees.images.store import ImageStore
+from carrel.trees.ranged.calls import RangeCalls
+from carrel.trees.ranged.images import RangedImages
 
 AUTO = "auto"
 _EVERY_LIMIT = Limits(1 << 30, 1.0, 100, 1 << 30, 1 << 30, 1024, 60.0)
@@ -70,7 +73,8 @@ class App:
     direct: TreeDriver
     readers: Readers
     edits: HostEdits
-    images: ImageStore
+    images: Images
+    ranges: RangeCalls
     engines: Sequence[Engine] = ()
 
     def end_watches(self) -> None:
@@ -135,7 +139,7 @@ async def open_app(
     bases, drivers = _trees(settings, launcher)
     enforcement = Enforcement(Cgroups(), ProjectQuotas())
     prover = Prover(settings.data, identities, own_program().binds)
-    readers, edits = Readers(launcher), HostEdits()
+    readers, edits, ranges = Readers(launcher), HostEdits(), RangeCalls(settings.data)
 
     engines = [
         Engine(name, launcher, enforcement, on_event, linger_s, readers)
@@ -158,11 +162,13 @@ async def open_app(
             direct=DirectDriver(),
             readers=readers,
             edits=edits,
-            images=ImageStore(settings.data),
+            images=_images(settings.data, ranges),
+            ranges=ranges,
             engines=engines,
         )
     finally:
         edits.close()
+        ranges.close()
         for engine in engines:
             engine.close()
         launcher.close()
@@ -180,6 +186,11 @@ def _make_data(data: Path) -> None:
         close_folders(data / name)
     with contextlib.suppress(FileNotFoundError):
         (data / "compiled").chmod(0o700)
+
+
+def _images(data: Path, ranges: RangeCalls) -> Images:
+    store = ImageStore(data)
+    return store if os.geteuid() == 0 else RangedImages(store, ranges)
 
 
 def _trees(settings: Settings, launcher: Launcher) -> tuple[BaseStore, tuple[TreeDriver, ...]]:

@@ -137,6 +137,8 @@ from carrel.trees.download_caches import DownloadCaches
 from carrel.trees.drivers.overlay import LAYERS
 from carrel.trees.git.personal import PersonalGit
 from carrel.trees.git.version import merging_git
+from carrel.trees.ranged.images import RangedSystems
+from carrel.trees.ranged.states import RangedStates, has_range
 from carrel.trees.removal import remove_tree
 from carrel.trees.review import TreeReviews
 from carrel.trees.shared_layers import SharedLayers
@@ -275,6 +277,11 @@ class Records:
     reserve: Reserve
 
 
+def _systems(data: Path, app: App) -> Systems | RangedSystems:
+    systems = Systems(app.launcher, SharedLayers(data / LAYERS))
+    return systems if os.geteuid() == 0 else RangedSystems(systems, app.ranges, app.launcher)
+
+
 def _assemble(
     settings: Settings, app: App, records: Records, recordings: FileRecordings
 ) -> Services:
@@ -295,10 +302,16 @@ def _assemble(
         settings.data / "downloads", settings.sandbox.caches_bytes, records.reserve.is_full
     )
     images = app.images
-    systems = Systems(app.launcher, SharedLayers(settings.data / LAYERS))
+    systems = _systems(settings.data, app)
 
-    def states_of(driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]) -> SpaceStates:
-        return SpaceStates(driver, tree, app.bases.get(tree.base_id), parts, systems.part)
+    def states_of(
+        driver: TreeDriver, tree: Tree, parts: tuple[Part, ...]
+    ) -> SpaceStates | RangedStates:
+        base = app.bases.get(tree.base_id)
+        states = SpaceStates(driver, tree, base, parts, systems.part)
+        if os.geteuid() == 0 or not any(map(has_range, parts)):
+            return states
+        return RangedStates(states, app.ranges, app.launcher, (tree, base, parts))
 
     open_spaces = OpenSpaces(
         *(folder, machine, agents.agent_folders, own_program(), downloads),
@@ -502,6 +515,7 @@ def _assemble(
                 toolchains=toolchains,
                 packages=packages,
                 engines=maker.found,
+                no_range=app.identities.why_no_range,
             ),
         ),
         daemon=DaemonOperations(store, feed, settings.data, settings.idle_s, settings.keep_s),

@@ -143,6 +143,10 @@ class Users(Protocol):
         None where there are none."""
         ...
 
+    def why_no_range(self) -> str:
+        """In a sentence, with what to do. Empty: there is one to have."""
+        ...
+
     def give_back(self, sandbox_id: str, owner: Owner) -> None:
         """Its user, and its range."""
         ...

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from carrel.domain.errors import ImageInvalid
 from carrel.domain.projects import OnProgress
+from carrel.domain.services import HealthCheck
 from carrel.domain.tar import Readable
 
 IDS = 65_536
@@ -47,6 +48,7 @@ class ImageConfig:
     stop_signal: str = ""
     platform: Platform | None = None
     """None: it does not say."""
+    health: HealthCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,12 @@ class Images(Protocol):
         """Takes an image in, or finds that it is here already, and gives it the name. Raises
         `ImageInvalid`, `TooLarge`, `InsufficientDisk`, and what `progress` raises; nothing is left
         of it then."""
+        ...
+
+    def folder_for(self, image: RootImage, own: tuple[int, int]) -> Path | None:
+        """Its files as a system with a range of ids has them, whose user and group are `own` in the
+        image. None where they have lost their
+        owners: an ordinary user had no range of ids when it was taken in."""
         ...
 
     def get(self, name: str) -> RootImage:

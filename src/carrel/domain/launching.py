@@ -18,6 +18,9 @@ class OverlayMount:
     target: Path
     beside: str = ""
     """The key of a namespace that is held: it is mounted in there, and not in one of its own."""
+    ranged: bool = False
+    """There have to be the user's further ids in there. The upper folder gets the owner of the
+    lowest one."""
 
 
 class MountHelper(Protocol):

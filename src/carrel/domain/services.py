@@ -34,6 +34,11 @@ class Dependency:
     condition: Condition = Condition.STARTED
 
 
+LEAST_INTERVAL_S = 1.0
+"""Of a health check: each is a sandboxed command, of which a space with many services would start
+hundreds in a second."""
+
+
 @dataclass(frozen=True)
 class HealthCheck:
     """A command in the service's sandbox, which ends with 0 when the service is healthy."""
@@ -86,6 +91,8 @@ class ServiceSpec:
     mounts: tuple[ServiceMount, ...] = ()
     depends_on: tuple[Dependency, ...] = ()
     health: HealthCheck | None = None
+    own_health: bool = False
+    """The file says something of it, if only that there is none; else the image's check is run."""
     restart: RestartPolicy = RestartPolicy.NO
     restarts: int = 0
     """With `on-failure`, so often at most; 0: as often as others."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from carrel.domain.environments import Port, SetupCommand
 from carrel.domain.plans import EnvironmentPlan
 from carrel.domain.services import PlannedService, ServiceSpec
-from carrel.domain.trees import Change, Owner, TreeLayer, TreeUsage
+from carrel.domain.trees import Change, Owner, Tree, TreeLayer, TreeUsage
 
 MOST_IDS = 65_536
 """That a system of an image counts with."""
@@ -20,6 +20,29 @@ MOUNTED = (
     *("etc/hosts", "etc/hostname", "etc/resolv.conf"),
 )
 """Where every sandbox with a system mounts something, relative to that."""
+
+
+@dataclass(frozen=True)
+class IdMap:
+    """Who somebody of an image is on the host, and the other way round. `own` is its user, who is
+    `host` there; the others are from `first` on, or nobody else."""
+
+    own: tuple[int, int]
+    host: tuple[int, int]
+    first: int | None
+
+    def shown(self, uid: int, gid: int) -> tuple[int, int]:
+        """Ids of the image as the host has them."""
+        return _shown(uid, self.own[0], self.host[0], self.first), _shown(
+            gid, self.own[1], self.host[1], self.first
+        )
+
+    def inside(self, uid: int, gid: int) -> tuple[int, int]:
+        """Ids of the host, or of the files of an image that root keeps, as the image has them.
+        Those of nobody in there are its root's."""
+        return _inside(uid, self.own[0], self.host[0], self.first), _inside(
+            gid, self.own[1], self.host[1], self.first
+        )
 
 
 @dataclass(frozen=True)
@@ -68,16 +91,16 @@ class System:
 
     def shown(self, uid: int, gid: int) -> tuple[int, int]:
         """Ids of the image as the host has them."""
-        return _shown(uid, self.uid, self.owner.uid, self.first_id), _shown(
-            gid, self.gid, self.owner.gid, self.first_id
-        )
+        return self._map.shown(uid, gid)
 
     def inside(self, uid: int, gid: int) -> tuple[int, int]:
         """Ids of the host, or of the files of the image, as the image has them. Those of nobody in
         there are its root's."""
-        return _inside(uid, self.uid, self.owner.uid, self.first_id), _inside(
-            gid, self.gid, self.owner.gid, self.first_id
-        )
+        return self._map.inside(uid, gid)
+
+    @property
+    def _map(self) -> IdMap:
+        return IdMap((self.uid, self.gid), (self.owner.uid, self.owner.gid), self.first_id)
 
 
 def _shown(number: int, own: int, host: int, first: int | None) -> int:
@@ -227,6 +250,11 @@ class SystemMounts(Protocol):
     def make_volume(self, system: System, volume: Path, target: str) -> None:
         """A folder that begins with what the image has there; idempotent. Raises
         `TreeUnavailable`."""
+        ...
+
+    def give_back(self, tree: Tree) -> None:
+        """What the root of a system has given to others in the tree becomes its owner's again, as
+        far as it could not be read else. Raises `TreeUnavailable`."""
         ...
 
     def drop(self, system: System) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from carrel.domain.environments import Build
 from carrel.domain.services import (
+    LEAST_INTERVAL_S,
     Condition,
     Dependency,
     HealthCheck,
@@ -67,9 +68,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>us|ms|s|m|h|d)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 MOST_SECONDS = 3600.0
-LEAST_INTERVAL_S = 1.0
-"""Of a health check: each is a sandboxed command, of which a space with many services would start
-hundreds in a second."""
 MOST_GRACE_S = 60.0
 """A person waits for it."""
 MOST_WORDS = 1000
@@ -136,6 +134,7 @@ class ServiceVetting:
             mounts=tuple(self._mounts()),
             depends_on=tuple(self._depends_on()),
             health=self._health(),
+            own_health="healthcheck" in self._fields,
             restart=restart,
             restarts=restarts,
             ports=tuple(self._ports()),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from carrel.launcher import calls, confine, wire
 from carrel.launcher.probes import run_probe
-from carrel.linux import landlock, mounts, namespaces, seccomp
+from carrel.linux import ids, landlock, mounts, namespaces, seccomp
 from carrel.linux.files import sealed_copy
 
 if TYPE_CHECKING:
@@ -417,6 +417,8 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
         if "mnt" in descriptors:
             namespaces.setns(descriptors["user"], namespaces.CLONE_NEWUSER)
             namespaces.setns(descriptors["mnt"], namespaces.CLONE_NEWNS)
+            if "paths" in plan:
+                _stage_paths(plan, descriptors)
         elif os.geteuid() == 0:
             if "bare" in descriptors:
                 namespaces.setns(descriptors["bare"], namespaces.CLONE_NEWNS)
@@ -433,6 +435,21 @@ def become_bubblewrap(plan: SandboxPlan, descriptors: dict[str, int]) -> NoRetur
         _place(descriptors)
         env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", **plan.get("mark", {})}
         os.execve(plan["argv"][0], plan["argv"], env)
+
+
+def _stage_paths(plan: SandboxPlan, descriptors: dict[str, int]) -> None:
+    """For an ordinary user, in the namespaces of the tree: only there may we mount, and give files
+    to its other ids. Who becomes root in the sandbox may not even walk the data folder."""
+    for point in plan.get("points", ()):
+        mounts.make_mount_point(**point, uid=plan["uid"], gid=plan["gid"])
+    for link in plan.get("links", ()):
+        mounts.make_link(**link, uid=plan["uid"], gid=plan["gid"])
+    for name, path in plan["paths"].items():
+        descriptors[f"stage:{name}"] = _above(mounts.clone_mount(path))
+    _stage([*plan["paths"]], descriptors)
+    users = plan["users"]
+    assert users["first"] is not None
+    descriptors[_USERS] = _above(ids.fork_ids(users["own"], users["host"], users["first"]))
 
 
 def _stage(items: list[str], descriptors: dict[str, int]) -> None:

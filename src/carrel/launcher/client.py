@@ -138,9 +138,10 @@ class Launcher:
     # MountHelper
 
     def mount_overlay(self, key: str, mount: OverlayMount) -> None:
-        fields = {"key": key, "lowers": [str(path) for path in mount.lowers]}
+        fields: dict[str, object] = {"key": key, "lowers": [str(path) for path in mount.lowers]}
         fields |= {"upper": str(mount.upper), "work": str(mount.work), "target": str(mount.target)}
         fields |= {"beside": mount.beside} if mount.beside else {}
+        fields |= {"ranged": True} if mount.ranged else {}
         reply, _ = self.call("hold", fields, [])
         _raise_tree_problem(reply)
 

@@ -89,6 +89,8 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
             # That of a pod belongs to the namespace around the sandbox's own.
             _enter_owned(held["net"])
         _join_owner(held["mnt"])
+    # With a range of ids there is none further in. Inside, the kernel's files do not know us.
+    there = os.path.samestat(os.fstat(held["user"]), os.stat("/proc/self/ns/user"))
     for kind in ("cgroup", "ipc", "uts", "net", "pid", "mnt"):
         if kind in held and (privileged or kind != "net"):
             namespaces.setns(held[kind])
@@ -106,7 +108,12 @@ def enter(held: dict[str, int], late: dict[str, int]) -> None:
     for target, mount in late.items():
         mounts.distrust(mount)
         mounts.attach(mount, target)
-    namespaces.setns(held["user"], namespaces.CLONE_NEWUSER)
+    if not there:
+        namespaces.setns(held["user"], namespaces.CLONE_NEWUSER)
+    if not privileged:
+        # Of those of the user whose launcher this is. Where there is one id, nobody may.
+        with contextlib.suppress(OSError):
+            os.setgroups([])
 
 
 def _enter_owned(namespace: int) -> None:

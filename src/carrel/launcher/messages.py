@@ -93,6 +93,12 @@ class MountPoint(TypedDict):
     folder: bool
 
 
+class LinkPoint(TypedDict):
+    above: str
+    path: str
+    target: str
+
+
 class SandboxPlan(TypedDict):
     """How a sandbox is set up."""
 
@@ -116,6 +122,12 @@ class SandboxPlan(TypedDict):
     bubblewrap starts."""
     kept: NotRequired[list[str]]
     """All that bubblewrap takes from the host by its path."""
+    paths: NotRequired[dict[str, str]]
+    """For an ordinary user with a range of ids: what is staged where it starts, by name."""
+    users: NotRequired[UserMap]
+    """With `paths`: the ids of the namespace as whose root bubblewrap starts."""
+    links: NotRequired[list[LinkPoint]]
+    """With `paths`, whose points are made there too."""
     pod: NotRequired[str]
     """Sandboxes with the same word here have one network, which is nobody else's."""
     entered: NotRequired[dict[str, int]]
@@ -305,6 +317,9 @@ class HoldRequest(TypedDict):
     target: str
     beside: NotRequired[str]
     """The key of those in which it is to be; else it has its own."""
+    ranged: NotRequired[bool]
+    """There have to be the user's further ids in there; the upper folder gets the owner of the
+    lowest one."""
 
 
 class KeyRequest(TypedDict):

@@ -175,7 +175,8 @@ class LiveSandboxes:
             self._sandboxes[sandbox_id] = sandbox
             sandbox.waiting.append(ready)
             try:
-                for point in plan.get("points", ()):
+                # Where paths go along, they are made where those are seen.
+                for point in plan.get("points", ()) if "paths" not in plan else ():
                     mounts.make_mount_point(**point, uid=plan["uid"], gid=plan["gid"])
                 self._enter_network(sandbox, plan)
                 start = ContainerStart if "container" in plan else SandboxStart

@@ -62,12 +62,26 @@ def uid_range() -> range:
 
 
 def image_ranges() -> range:
-    """The first ids of the ranges for sandboxes that have the ids of an image; empty where this
-    user namespace maps none of them, and for ordinary users."""
+    """For root: the first ids of the ranges for sandboxes that have the ids of an image; empty
+    where this user namespace maps none of them."""
     last = FIRST_RANGE + RANGE * RANGES
     if os.geteuid() == 0 and _maps(FIRST_RANGE, last):
         return range(FIRST_RANGE, last, RANGE)
     return range(0)
+
+
+_range = False
+
+
+def note_range() -> None:
+    """This process has entered a namespace with the further ids of an ordinary user."""
+    global _range
+    _range = True
+
+
+def may_give() -> bool:
+    """Whether this process can give files to others, for good or in its namespace."""
+    return _range or os.geteuid() == 0
 
 
 def _maps(first: int, end: int) -> bool:
@@ -125,6 +139,35 @@ def open_ids(own: tuple[int, int], host: tuple[int, int], first: int) -> int:
     return make_user_namespace(uids, gids)
 
 
+def fork_ids(own: tuple[int, int], host: tuple[int, int], first: int) -> int:
+    """As `open_ids`, for an ordinary user in a namespace that has all of these. What has ended is
+    root's in /proc, whatever it was: so the child lives until its maps are written. For processes
+    with one thread."""
+    said, say = os.pipe2(os.O_CLOEXEC)
+    wait, go = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(go)
+            call("unshare", _CLONE_NEWUSER)
+            os.write(say, b"x")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    for descriptor in (say, wait):
+        os.close(descriptor)
+    try:
+        if not os.read(said, 1):
+            raise OSError("no user namespace can be made")
+        for kind, one, other in zip(("uid", "gid"), own, host, strict=True):
+            _write_map(f"/proc/{child}/{kind}_map", _text(_lines_of(one, other, first)))
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for descriptor in (said, go):
+            os.close(descriptor)
+        os.waitpid(child, 0)
+
+
 def make_id_map(inside: tuple[int, int], outside: tuple[int, int]) -> int:
     """As `make_user_namespace`, for one uid and one gid."""
     uids, gids = (((before, after, 1),) for before, after in zip(inside, outside, strict=True))
@@ -145,11 +188,14 @@ def make_user_namespace(uids: IdLines, gids: IdLines) -> int:
             _libc.pthread_sigmask(signal.SIG_SETMASK, mask, None)
         try:
             for kind, lines in (("uid", uids), ("gid", gids)):
-                text = "".join(f"{before} {after} {count}\n" for before, after, count in lines)
-                _write_map(f"/proc/{child}/{kind}_map", text.encode())
+                _write_map(f"/proc/{child}/{kind}_map", _text(lines))
             return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.waitpid(child, _WALL)
+
+
+def _text(lines: IdLines) -> bytes:
+    return "".join(f"{before} {after} {count}\n" for before, after, count in lines).encode()
 
 
 def _start(stack: mmap.mmap) -> int:

@@ -300,5 +300,5 @@ def _allow(folder: int) -> None:
 
 
 def _give(above: int, name: str, uid: int, gid: int) -> None:
-    if os.geteuid() == 0:
+    if (uid, gid) != (os.geteuid(), os.getegid()):
         os.chown(name, uid, gid, dir_fd=above, follow_symlinks=False)

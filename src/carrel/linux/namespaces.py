@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import signal
 import struct
 
 from carrel.linux import libc
@@ -26,6 +27,7 @@ _MS_REMOUNT = 32
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_CAPBSET_DROP = 24
@@ -115,6 +117,11 @@ def set_dumpable(dumpable: bool) -> None:
 def set_name(name: str) -> None:
     """As process lists show it; the kernel keeps 15 bytes."""
     libc.call("prctl", _PR_SET_NAME, ctypes.c_char_p(name.encode(errors="replace")))
+
+
+def end_with_parent() -> None:
+    """Killed when the thread that started this process ends. A change of rights undoes it."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def become_subreaper() -> None:

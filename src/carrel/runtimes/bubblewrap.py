@@ -201,9 +201,15 @@ class BubblewrapRuntime(EngineRuntime):
         paths = {name: str(source) for name, source in found.items()}
         staged: dict[str, int] = {}
         pod = pod_of(spec, tree)
-        systems.make_links(spec, system)
         owner = Owner(*system.shown(0, 0))
         points = systems.mount_points(spec, binds, system)
+        ranged = None
+        if systems.has_own_range(system):
+            ranged = systems.ranged_start(spec, system, paths)
+            paths = {name: f"{STAGE}/{name}" for name in found}
+        else:
+            for link in systems.links(spec, system):
+                mounts.make_link(**link, uid=owner.uid, gid=owner.gid)
         if os.geteuid() == 0:
             # The launcher has mounts of its own, and this is none of them.
             for point in points:
@@ -228,6 +234,7 @@ class BubblewrapRuntime(EngineRuntime):
             points=points,
             pod=pod,
             owner=owner,
+            ranged=ranged,
         )
 
     def _bubblewrap(self) -> str:

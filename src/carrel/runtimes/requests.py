@@ -62,6 +62,17 @@ class SandboxSetup:
     """Whom its mount points belong to, if not to the sandbox's owner."""
     container: ContainerProcess | None = None
     """Instead of what `argv` makes."""
+    ranged: RangedStart | None = None
+
+
+@dataclass(frozen=True)
+class RangedStart:
+    """For an ordinary user with a range of ids."""
+
+    paths: dict[str, str]
+    """What is staged in the namespace of the tree, by name."""
+    users: messages.UserMap
+    links: list[messages.LinkPoint]
 
 
 @dataclass(frozen=True)
@@ -193,6 +204,10 @@ class LauncherRequests:
             "base": base,
             "stage": [*setup.staged],
         }
+        if setup.ranged is not None:
+            plan["paths"] = setup.ranged.paths
+            plan["users"] = setup.ranged.users
+            plan["links"] = setup.ranged.links
         if setup.container is not None:
             process = setup.container
             plan["container"] = {"pid": process.pid, "started": process.started}

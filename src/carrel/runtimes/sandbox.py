@@ -20,7 +20,7 @@ from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.hub import HUB_SOCKET, SHELL_SOCKET, SHELLS
 from carrel.domain.runtimes import Command, Output, SandboxSpec
 from carrel.domain.trees import Owner
-from carrel.linux import ids
+from carrel.linux import ids, subid_trial
 
 WORKSPACE = "/workspace"
 HOME = "/home/user"
@@ -267,6 +267,10 @@ class Identities:
     def take_range(self, sandbox_id: str) -> int | None:
         """The first of the ids that are the sandbox's own beside its user, for the users of an
         image; None where the machine has none to give. The same one while it holds one."""
+        if os.geteuid() != 0:
+            # There is one, which all spaces of the user share: images are kept in it.
+            own = subid_trial.usable()
+            return None if own is None else own.uid
         available = ids.image_ranges()
         if not available:
             return None
@@ -277,6 +281,11 @@ class Identities:
             if _claim(self._ranges / str(first), sandbox_id):
                 return first
         raise SandboxUnavailable("All ids for images are taken.", hint="Remove some spaces.")
+
+    def why_no_range(self) -> str:
+        if os.geteuid() != 0:
+            return subid_trial.why_not()
+        return "" if ids.image_ranges() else "Map at least 2^31 ids into the container."
 
     def find(self, sandbox_id: str) -> Owner | None:
         """It may be any: the first that it tried was perhaps another's then."""

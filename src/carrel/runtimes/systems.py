@@ -18,9 +18,9 @@ from carrel.domain.errors import SandboxUnavailable
 from carrel.domain.runtimes import Bind, Command, Network, SandboxSpec
 from carrel.domain.systems import System
 from carrel.domain.trees import TreeMount
-from carrel.linux import mounts
 from carrel.linux.libc import MACHINE
 from carrel.runtimes.arguments import devices, held_by, memory_files
+from carrel.runtimes.requests import RangedStart
 from carrel.runtimes.sandbox import (
     FILTERED,
     HUB,
@@ -31,7 +31,7 @@ from carrel.runtimes.sandbox import (
 )
 
 if TYPE_CHECKING:
-    from carrel.launcher.messages import MountPoint
+    from carrel.launcher.messages import LinkPoint, MountPoint
 
 USERS = "users"
 """The name under which the user namespace goes along with the mounts."""
@@ -103,16 +103,31 @@ def mount_points(spec: SandboxSpec, binds: list[Bind], system: System) -> list[M
 
 
 def _above(system: System) -> str:
-    """Where what is made is seen in it: an ordinary user's is mounted in the launcher's own."""
-    return str(system.root if os.geteuid() == 0 else system.folder / "upper")
+    """Where what is made is seen in it: an ordinary user's is mounted in a namespace of the
+    launcher's, where it is made only for those with a range of ids."""
+    seen = os.geteuid() == 0 or system.first_id is not None
+    return str(system.root if seen else system.folder / "upper")
 
 
-def make_links(spec: SandboxSpec, system: System) -> None:
+def links(spec: SandboxSpec, system: System) -> list[LinkPoint]:
     """What of the tree a service sees elsewhere. By a mount the host would have to follow a path
-    that others write; a link is followed inside. Raises OSError."""
-    uid, gid = system.shown(0, 0)
-    for place, target in spec.service.links.items() if spec.service is not None else ():
-        mounts.make_link(_above(system), place[1:], f"{WORKSPACE}/{target}", uid=uid, gid=gid)
+    that others write; a link is followed inside."""
+    wanted = spec.service.links if spec.service is not None else {}
+    above = _above(system)
+    return [
+        {"above": above, "path": place[1:], "target": f"{WORKSPACE}/{target}"}
+        for place, target in wanted.items()
+    ]
+
+
+def has_own_range(system: System) -> bool:
+    """Of an ordinary user: only within a namespace of the launcher's its files can be reached."""
+    return system.first_id is not None and os.geteuid() != 0
+
+
+def ranged_start(spec: SandboxSpec, system: System, paths: dict[str, str]) -> RangedStart:
+    own, host, first = system.ids
+    return RangedStart(paths, {"own": own, "host": host, "first": first}, links(spec, system))
 
 
 def arguments(

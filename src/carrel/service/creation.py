@@ -250,21 +250,32 @@ class Creator:
         image = self._as_user(space, held, found.name, found.user)
         return dataclasses.replace(
             image,
-            notes=() if image.first_id is not None else (ONE_ID.format(image.user),),
+            notes=() if image.first_id is not None else (self._one_id(space, image),),
             asked_user=found.user,
             variables=with_image(found.variables, dict(held.config.env)),
             ports=found.ports,
             at_start=tuple(one for one in found.hooks if one.stage is SetupStage.START),
         )
 
+    def _one_id(self, space: Space, image: SpaceImage) -> str:
+        why = DIRECT_IDS if space.place else self.users.why_no_range() or TAKE_AGAIN
+        return f"{ONE_ID.format(image.user)} {why}"
+
     def _as_user(self, space: Space, held: RootImage, name: str, wanted: str) -> SpaceImage:
         """With one of its accounts; its own, where none is `wanted`. Raises `ImageInvalid`."""
         account = self.systems.account(held.folder, wanted or held.config.user)
+        # What is given away in a folder itself, an ordinary user could not even remove.
+        alone = space.place and os.geteuid() != 0
+        first = None if alone else self.users.take_range(space.space_id)
+        folder = held.folder
+        if first is not None:
+            found = self.images.folder_for(held, (account.uid, account.gid))
+            first, folder = (None, folder) if found is None else (first, found)
         return SpaceImage(
             image_id=held.image_id,
             name=name,
-            folder=str(held.folder),
-            first_id=self.users.take_range(space.space_id),
+            folder=str(folder),
+            first_id=first,
             uid=account.uid,
             gid=account.gid,
             user=account.name,
@@ -308,6 +319,8 @@ class Creator:
                     hint="Give it a command in its compose file.",
                     service=spec.name,
                 )
+            if config.health is not None and not spec.own_health:
+                spec = dataclasses.replace(spec, health=config.health)
             folder = spec.folder or config.workdir or "/"
             number = signal_number(spec.stop_signal or config.stop_signal)
             found.append(SpaceService(spec, image, argv, posixpath.join("/", folder), number))
@@ -577,7 +590,12 @@ def image_name(path: Path) -> str:
 
 ONE_ID = (
     "Commands run as {} with one id of the host, so that packages which need several users cannot "
-    "be installed. A daemon of root's gives each space a range of ids."
+    "be installed."
+)
+DIRECT_IDS = "Its tree is the folder itself, where files are to belong to their owner alone."
+TAKE_AGAIN = (
+    "Its image was taken in before you had a range of ids: take it in once more, by carrel image "
+    "import, build or pull --anew, and make a new space."
 )
 
 

@@ -53,8 +53,11 @@ class Doctor:
         toolchains: Toolchains,
         packages: Packages,
         engines: Callable[[], Sequence[EngineFound]],
+        no_range: Callable[[], str],
     ) -> None:
+        """`no_range`: why the systems of images have one id here; empty: they have a range."""
         self._engines = engines
+        self._no_range = no_range
         self._keyring = keyring
         self._data = data
         self._machine = machine
@@ -74,6 +77,7 @@ class Doctor:
         agents = await self._agents()
         tools = await asyncio.to_thread(self._tools)
         engines = _with_engines(await asyncio.to_thread(self._engines))
+        engines.append(_ids(await asyncio.to_thread(self._no_range)))
         programs = await asyncio.to_thread(self._programs)
         found = (*findings, *programs, *drivers, *runtimes, *limits, network)
         found += (*engines, *tools, *agents)
@@ -222,6 +226,14 @@ def _with_engines(engines: Sequence[EngineFound]) -> list[Finding]:
         )
         for one in engines
     ]
+
+
+def _ids(missing: str) -> Finding:
+    if not missing:
+        return Finding("image", "ids", Grade.GOOD, "Systems of images have a range of ids.")
+    why, _, remedy = missing.partition(": ")
+    what = f"{why}: in an image everything belongs to one user, and apt-get installs nothing."
+    return Finding("image", "ids", Grade.WARNING, what, remedy)
 
 
 def _agent(found: FoundFrontend) -> Finding:

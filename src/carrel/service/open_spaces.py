@@ -394,7 +394,7 @@ class OpenSpaces:
     async def mounted(self, opened: OpenSpace) -> AsyncIterator[TreeMount]:
         """The tree for a runtime. One that lost its mount, after a reboot or by somebody's
         hand, gets it again."""
-        await self.ensure(opened)
+        await self._mount(opened)
         try:
             context = opened.driver.mount(opened.tree)
             mount = context.__enter__()
@@ -478,7 +478,14 @@ class OpenSpaces:
                 return await opened.runtime.run(sandbox, mount, command)
 
     async def ensure(self, opened: OpenSpace) -> None:
-        """Once in a daemon's life, unless it is found damaged."""
+        """For who is about to read the tree. Mounted it is once in a daemon's life, unless it is
+        found damaged."""
+        await self._mount(opened)
+        ranged = any(one.first_id is not None for one in self.systems(opened.space))
+        if self._systems is not None and ranged:
+            await asyncio.to_thread(self._systems.give_back, opened.tree)
+
+    async def _mount(self, opened: OpenSpace) -> None:
         if opened.space.space_id not in self._usable:
             await asyncio.to_thread(self._ensure, opened)
             self.made(opened.tree, opened.runtime)

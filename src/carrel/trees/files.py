@@ -30,6 +30,7 @@ from carrel.domain.errors import (
 from carrel.domain.files import FileInfo
 from carrel.domain.trees import EntryType, Owner, Tree, TreeDriver
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import may_give
 from carrel.linux.libc import AT_EMPTY_PATH, call
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.paths import FOLDER, check_path, path_errors, split_path
@@ -301,7 +302,7 @@ def link_atomically(folder: int, name: bytes, target: bytes, *, owner: Owner) ->
 
 def give(fd: int, owner: Owner) -> None:
     """Hands over what root has just made; an ordinary user's is already its own."""
-    if os.geteuid() == 0:
+    if may_give():
         os.fchown(fd, owner.uid, owner.gid)
 
 

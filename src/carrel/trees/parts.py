@@ -116,6 +116,9 @@ class SystemPart:
         self.ids: Ids = _IdsOf(system)
         self.name = name
         self.base_id = system.image_id
+        if system.first_id is not None and os.geteuid() != 0:
+            # Layers are kept as their system has them then.
+            self.base_id += f"-{system.uid}-{system.gid}"
         self.own = system.folder / UPPER
         self.layered = True
         self._layers = layers
@@ -254,7 +257,8 @@ class _IdsOf:
         self._system = system
 
     def stored(self, owner: tuple[int, int]) -> Owner:
-        return Owner(*owner)
+        # Root's layers are mapped when they are mounted; nobody else's can be.
+        return Owner(*(owner if os.geteuid() == 0 else self._system.shown(*owner)))
 
     def inside(self, status: os.stat_result) -> tuple[int, int]:
         return self._system.inside(status.st_uid, status.st_gid)

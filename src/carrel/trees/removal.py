@@ -1,5 +1,7 @@
 """Removing a folder whatever is in it.
 
+What belongs to other ids of an ordinary user only a process can remove that has all of them.
+
 What is removed was written by strangers: it may be nested deeper than any path can be
 long, hold folders without permissions, and symlinks to anywhere. Nothing is ever
 followed, no path is ever built, a mount is never entered, and only a bounded number of
@@ -12,11 +14,16 @@ import contextlib
 import errno
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import may_give
 from carrel.linux.openat2 import open_same_mount
+from carrel.linux.processes import python
+from carrel.linux.subids import enter, granted
 from carrel.trees.paths import FOLDER
 
 _MAX_OPEN = 64
@@ -44,6 +51,15 @@ def remove_tree(path: Path) -> None:
 def remove_entry(dir_fd: int, name: bytes) -> None:
     """As `remove_tree`, for one entry of an open folder."""
     try:
+        _remove(dir_fd, name)
+    except PermissionError:
+        if may_give() or granted() is None:
+            raise
+        _ask_for_removal(dir_fd, name)
+
+
+def _remove(dir_fd: int, name: bytes) -> None:
+    try:
         mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
@@ -52,6 +68,33 @@ def remove_entry(dir_fd: int, name: bytes) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         _Removal().remove(dir_fd, name)
+
+
+def _ask_for_removal(dir_fd: int, name: bytes) -> None:
+    argv = [*python("carrel.trees.removal"), str(dir_fd), os.fsdecode(name)]
+    null = subprocess.DEVNULL
+    done = subprocess.run(
+        argv,
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        pass_fds=(dir_fd,),
+        cwd="/",
+        check=False,
+    )
+    if done.returncode:
+        number = done.returncode if done.returncode in errno.errorcode else errno.EACCES
+        raise OSError(number, os.strerror(number), os.fsdecode(name))
+
+
+def main() -> int:
+    """Removes the second argument from the folder that is open as the first."""
+    try:
+        enter()
+        _remove(int(sys.argv[1]), os.fsencode(sys.argv[2]))
+    except OSError as error:
+        return error.errno or errno.EACCES
+    return 0
 
 
 @dataclass
@@ -166,3 +209,7 @@ def _open_folder(dir_fd: int, name: bytes) -> int:
 def _allow(dir_fd: int, name: bytes) -> None:
     with Descriptor(open_same_mount(dir_fd, name, os.O_PATH | os.O_DIRECTORY)) as fd:
         os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -27,6 +27,7 @@ from carrel.domain.errors import TreeDamaged, TreeUnavailable
 from carrel.domain.systems import Part
 from carrel.domain.trees import Base, Owner, Tree, TreeDriver, TreeLayer
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import may_give
 from carrel.trees.bases.disk import LayeredLayout
 from carrel.trees.contents import STAT_BLOCK
 from carrel.trees.drivers.common import (
@@ -362,7 +363,7 @@ class SpaceStates:
             Descriptor(os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root,
             contextlib.closing(TreeWriter(root, top)) as writer,
         ):
-            if os.geteuid() == 0:
+            if may_give():
                 os.chown(layer, top.uid, top.gid)
             for one in entries:
                 path = os.fsdecode(one.path)

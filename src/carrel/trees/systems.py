@@ -19,10 +19,10 @@ from pathlib import Path
 from carrel.domain.errors import ImageInvalid, TreeDamaged
 from carrel.domain.launching import MountHelper, OverlayMount
 from carrel.domain.systems import ImageAccount, Part, System
-from carrel.domain.trees import Change, TreeLayer, TreeUsage
+from carrel.domain.trees import Change, Tree, TreeLayer, TreeUsage
 from carrel.linux import mounts
 from carrel.linux.descriptors import Descriptor
-from carrel.linux.ids import RANGE, open_ids
+from carrel.linux.ids import RANGE, may_give, open_ids
 from carrel.linux.mounts import Overlay, descriptor_path
 from carrel.linux.openat2 import open_beneath
 from carrel.trees.drivers.common import all_blocks, measure, tree_errors
@@ -91,7 +91,7 @@ class Systems:
             if draft.is_dir():
                 remove_tree(draft)
             draft.mkdir(mode=0o755)
-            if os.geteuid() == 0:
+            if may_give():
                 os.chown(draft, *system.shown(0, 0))
             with (
                 Descriptor(
@@ -113,6 +113,7 @@ class Systems:
                     work=system.folder / WORK,
                     target=system.root,
                     beside=system.beside,
+                    ranged=system.first_id is not None,
                 ),
             )
 
@@ -127,6 +128,9 @@ class Systems:
                 return TreeUsage(0, 0)
             with Root.at(system.folder / UPPER) as root:
                 return measure(root, all_blocks)
+
+    def give_back(self, tree: Tree) -> None:
+        """Root reads everybody's."""
 
     def drop(self, system: System) -> None:
         """Idempotent, whatever there is of it."""
@@ -187,8 +191,9 @@ def _as_it_is(system: System, info: os.stat_result, path: Path) -> None:
 
 
 def _own(system: System, info: os.stat_result, path: Path) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, *system.shown(info.st_uid, info.st_gid), follow_symlinks=False)
+    if may_give():
+        owner = system.shown(*system.inside(info.st_uid, info.st_gid))
+        os.chown(path, *owner, follow_symlinks=False)
 
 
 def _make_folders(system: System) -> None:

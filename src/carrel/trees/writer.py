@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from carrel.domain.errors import PathEscapes, PathExists, PathWrongKind
 from carrel.domain.trees import Owner
 from carrel.linux.descriptors import Descriptor
-from carrel.linux.ids import files_as
+from carrel.linux.ids import files_as, may_give
 from carrel.trees.contents import write_at
 from carrel.trees.files import give, write_atomically
 from carrel.trees.folders import FolderCache, join, open_own, split
@@ -62,7 +62,7 @@ class TreeWriter(FolderCache):
     def give_to(self, owner: Owner) -> None:
         """What is made from now on."""
         self._owner = owner
-        self._gives = os.geteuid() == 0 and owner != Owner(0, os.getegid())
+        self._gives = may_give() and owner != Owner(os.geteuid(), os.getegid())
 
     def close(self) -> None:
         self.close_folders()
@@ -208,7 +208,7 @@ class TreeWriter(FolderCache):
         with Descriptor(os.open(name, _PLACE, dir_fd=folder)) as place:
             if stat.S_IFMT(os.fstat(place).st_mode) != stat.S_IFMT(mode):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if os.geteuid() == 0:
+            if may_give():
                 os.chown(_path_of(place), self._owner.uid, self._owner.gid)
             if not stat.S_ISLNK(mode):
                 os.chmod(_path_of(place), stat.S_IMODE(mode))

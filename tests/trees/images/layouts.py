@@ -15,9 +15,9 @@ from typing import Any
 
 import zstandard
 
-from carrel.domain.images import ImageImport, ImageLimits, RootImage
+from carrel.domain.images import ImageImport, ImageLimits, Images, RootImage
+from carrel.domain.projects import ignore_progress
 from carrel.trees.images.manifests import this_platform
-from carrel.trees.images.store import ImageStore
 from tests.trees.tars import entry, tar_of
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -152,10 +152,10 @@ def zstd(content: bytes) -> bytes:
 
 
 def take(
-    store: ImageStore, content: bytes, name: str = "x", limits: ImageLimits | None = None
+    store: Images, content: bytes, name: str = "x", limits: ImageLimits | None = None
 ) -> RootImage:
     asked = ImageImport(name, io.BytesIO(content), "a test", limits=limits or ImageLimits())
-    return store.take(asked)
+    return store.take(asked, ignore_progress)
 
 
 def listing(image: RootImage) -> dict[str, str]:

@@ -235,10 +235,11 @@ def inspect(call: VerbCall) -> None:
 
     import msgspec
 
+    from carrel.domain.plans import PlanKind
     from carrel.environments.discovery import inspect_project
     from carrel.environments.home_tools import tools_of_the_caller
     from carrel.environments.programs import HostPrograms
-    from carrel.runtimes.sandbox import PATH, TOOLCHAIN
+    from carrel.runtimes.sandbox import PATH, TOOLCHAIN, Identities
 
     tools = tools_of_the_caller()
     search = ":".join((*tools.path_first, PATH, *tools.path_last))
@@ -254,6 +255,8 @@ def inspect(call: VerbCall) -> None:
     lines = (*_plan_lines(content["plan"]), *_stack_lines(content["services"]))
     for line in (*_report_lines(content), *lines):
         call.say(line)
+    if plan.kind is not PlanKind.HOST and (missing := Identities(root).why_no_range()):
+        call.say(f"ids: In its image everything would belong to one user. {missing}")
     packages = report.toolchain.packages
     if packages:
         call.say(f"install: sudo apt-get install {' '.join(packages)}")

@@ -26,6 +26,8 @@ from carrel.domain.availability import Availability
 from carrel.domain.errors import LimitsUnavailable
 from carrel.domain.trees import Owner
 from carrel.linux import namespaces, processes, quota
+from carrel.linux.subid_trial import usable
+from carrel.linux.subids import enter
 
 LOOK_S = 1.0
 """How often disk use is looked at."""
@@ -351,6 +353,8 @@ _KERNELS = "tree/work/work"
 it, its owner may not read it, and asking another process about it would make each look slow."""
 _LONGEST = 1000
 """Letters of a path that the kernel surely takes, whatever bytes they are."""
+_RANGE = "range"
+"""Tells a reader that there are further ids."""
 _FORBIDDEN = 3
 """The exit code of a reader that may not have a namespace."""
 _READER_S = 6.0
@@ -366,6 +370,7 @@ def _ask_reader(paths: list[str], until: float, steps: Steps) -> Use:
     to it. Nothing is known where the kernel forbids that; one that fails otherwise was kept from
     looking by who moves folders around. It is killed when its time is over, or it is given up."""
     argv = processes.python("carrel.runtimes.limits.disk")
+    argv += [_RANGE] if usable() is not None else []
     names: bytes | None = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     try:
@@ -459,11 +464,14 @@ def main() -> int:
     `python -P -m carrel.runtimes.limits.disk` starts. Its input names them, separated by NUL.
 
     In a user namespace of its own, a process may read all files of its user, whatever their
-    modes say, and changes nothing of them.
+    modes say, and changes nothing of them. With a range of ids, those of the others too.
     """
     folders = [Path(os.fsdecode(name)) for name in sys.stdin.buffer.read().split(b"\0")]
     try:
-        namespaces.unshare_user()
+        if _RANGE in sys.argv:
+            enter()
+        else:
+            namespaces.unshare_user()
     except OSError:
         return _FORBIDDEN
     print(*disk_use(folders, ask=False))

@@ -17,6 +17,7 @@ from carrel.domain.errors import InsufficientDisk
 from carrel.domain.trees import Base, Owner
 from carrel.linux import btrfs
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import may_give
 from carrel.linux.reflink import clone_file
 from carrel.trees.bases.manifest import Document, encode_document
 from carrel.trees.bases.records import FILE, LAYER, Record, encode_record
@@ -77,7 +78,7 @@ class LayeredLayout:
         remove_entry(folder, name)
         # A whiteout. Linux lets everybody make this one device since 5.8.
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=folder)
-        if os.geteuid() == 0:
+        if may_give():
             os.chown(name, self._owner.uid, self._owner.gid, dir_fd=folder)
 
     def seal(self, place: Path) -> None:

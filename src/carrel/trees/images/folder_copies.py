@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from carrel.domain.errors import ImageInvalid
@@ -39,9 +40,20 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CAPABILITY = "security.capability"
 
 
+Owners = Callable[[str, os.stat_result], tuple[int, int]]
+"""Whom an entry belongs to in the image, by its path there and what is seen of it."""
+
+
+def as_seen(_path: str, status: os.stat_result) -> tuple[int, int]:
+    return status.st_uid, status.st_gid
+
+
 class FolderCopy:
-    def __init__(self, builder: RootBuilder, source: Path, data: Path) -> None:
+    def __init__(
+        self, builder: RootBuilder, source: Path, data: Path, owners: Owners = as_seen
+    ) -> None:
         """`data` is Carrel's own data folder, which is left out."""
+        self._owners = owners
         self._builder = builder
         self._source = source
         self._data = data.stat()
@@ -132,7 +144,7 @@ class FolderCopy:
                 os.ftruncate(target, status.st_size)
                 named = digest(target, status.st_size)
 
-            self._builder.fill(path, self._about(status), status.st_size, fill)
+            self._builder.fill(path, self._about(path, status), status.st_size, fill)
         self._facts(path, status, b"file", named)
         self._first(path, status)
 
@@ -147,14 +159,14 @@ class FolderCopy:
         if status.st_nlink > 1:
             self._links[status.st_dev, status.st_ino] = path
 
-    def _about(self, status: os.stat_result) -> EntryFacts:
-        owner = status.st_uid, status.st_gid
-        return EntryFacts(stat.S_IMODE(status.st_mode), owner, status.st_mtime_ns)
+    def _about(self, path: str, status: os.stat_result) -> EntryFacts:
+        mode, owner = stat.S_IMODE(status.st_mode), self._owners(path, status)
+        return EntryFacts(mode, owner, status.st_mtime_ns)
 
     def _facts(
         self, path: str, status: os.stat_result, kind: bytes, content: bytes = b""
     ) -> EntryFacts:
-        facts = self._about(status)
+        facts = self._about(path, status)
         numbers = b"%o %d %d" % (facts.mode, *facts.owner)
         self._note(path, kind, numbers, content)
         return facts

@@ -14,6 +14,7 @@ import msgspec
 
 from carrel.domain.errors import ImageInvalid
 from carrel.domain.images import ImageConfig, ImageLimits, Platform
+from carrel.domain.services import LEAST_INTERVAL_S, HealthCheck
 from carrel.domain.tar import shown
 from carrel.trees.images.archives import FilePart, ImageFiles, OnBytes, broken
 
@@ -87,6 +88,16 @@ class _Rootfs(msgspec.Struct):
 _Words = list[str] | None
 
 
+class _Health(msgspec.Struct):
+    """Times are in nanoseconds, and 0 where nothing is said."""
+
+    test: _Words = msgspec.field(default=None, name="Test")
+    interval: int = msgspec.field(default=0, name="Interval")
+    timeout: int = msgspec.field(default=0, name="Timeout")
+    start_period: int = msgspec.field(default=0, name="StartPeriod")
+    retries: int = msgspec.field(default=0, name="Retries")
+
+
 class _Container(msgspec.Struct):
     user: str | None = msgspec.field(default="", name="User")
     env: _Words = msgspec.field(default=None, name="Env")
@@ -97,6 +108,7 @@ class _Container(msgspec.Struct):
     labels: dict[str, str] | None = msgspec.field(default=None, name="Labels")
     volumes: dict[str, msgspec.Raw] | None = msgspec.field(default=None, name="Volumes")
     stop_signal: str | None = msgspec.field(default="", name="StopSignal")
+    health: _Health | None = msgspec.field(default=None, name="Healthcheck")
 
 
 class _Config(msgspec.Struct):
@@ -303,6 +315,29 @@ def _config(said: _Container | None, platform: Platform | None) -> ImageConfig:
         volumes=_words(said.volumes, "Volumes"),
         stop_signal=_word(said.stop_signal, "StopSignal"),
         platform=platform,
+        health=_health(said.health),
+    )
+
+
+_LONGEST_S = 3600.0
+"""Between two checks, of one, and until they count."""
+_MOST_RETRIES = 1000
+
+
+def _health(said: _Health | None) -> HealthCheck | None:
+    words = _words(said.test, "Healthcheck") if said is not None else ()
+    if said is None or words[:1] not in (("CMD",), ("CMD-SHELL",)) or len(words) < 2:
+        return None
+
+    def seconds(nanoseconds: int, otherwise: float, least: float) -> float:
+        return min(max(nanoseconds / 1e9, least), _LONGEST_S) if nanoseconds > 0 else otherwise
+
+    return HealthCheck(
+        words[1:] if words[0] == "CMD" else ("/bin/sh", "-c", words[1]),
+        seconds(said.interval, 30.0, LEAST_INTERVAL_S),
+        seconds(said.timeout, 30.0, 0.1),
+        min(said.retries, _MOST_RETRIES) if said.retries > 0 else 3,
+        seconds(said.start_period, 0.0, 0.0),
     )
 
 

@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from carrel.domain.errors import CarrelError, ImageInvalid, InsufficientDisk, TooLarge
 from carrel.domain.images import IDS, ImageLimits, ImageNote
+from carrel.domain.systems import IdMap
 from carrel.domain.tar import CHUNK, shown
 from carrel.linux.descriptors import Descriptor
+from carrel.linux.ids import may_give
 from carrel.trees.contents import write_at
 from carrel.trees.folders import FolderCache, join, split
 from carrel.trees.paths import FOLDER, open_folder, path_error
@@ -120,9 +122,14 @@ class RootBuilder(FolderCache):
     `InsufficientDisk`."""
 
     def __init__(
-        self, root: int, limits: ImageLimits, on_entry: Callable[[int, int], None]
+        self,
+        root: int,
+        limits: ImageLimits,
+        on_entry: Callable[[int, int], None],
+        ids: IdMap | None = None,
     ) -> None:
-        """`root` stays the caller's. `on_entry` is called with the entries and bytes so far."""
+        """`root` stays the caller's. `on_entry` is called with the entries and bytes so far. `ids`:
+        as whose files are kept, where those are not an image's own numbers."""
         super().__init__()
         self.notes = Notes()
         self.entries = 0
@@ -130,7 +137,8 @@ class RootBuilder(FolderCache):
         self._root = root
         self._limits = limits
         self._on_entry = on_entry
-        self._as_root = os.geteuid() == 0
+        self._keeps_owners = may_give()
+        self._ids = ids
         self._own = os.geteuid(), os.getegid()
         self._folders = {"": self._allowed("", IMPLICIT)}
         """What they are to be; also of some that are gone."""
@@ -372,7 +380,7 @@ class RootBuilder(FolderCache):
 
     def _allowed(self, path: str, about: EntryFacts) -> EntryFacts:
         mode, owner, mtime_ns = about
-        if not self._as_root:
+        if not self._keeps_owners:
             if mode & _SET_IDS:
                 self.notes.add(SET_IDS, path)
             if owner != (0, 0):
@@ -382,6 +390,8 @@ class RootBuilder(FolderCache):
             # Nothing may run as root that belonged to somebody else.
             self.notes.add(ODD_IDS, path)
             mode, owner = mode & ~_SET_IDS, (0, 0)
+        if self._ids is not None:
+            owner = self._ids.shown(*owner)
         return EntryFacts(mode & 0o7777, owner, mtime_ns)
 
     def _finish_node(self, folder: int, name: str, about: EntryFacts) -> None:

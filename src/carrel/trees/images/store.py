@@ -1,6 +1,8 @@
 """The images of one data folder: taken in, found, held by spaces, and removed.
 
     images/im_…/root          the files, in place for good once the folder is there
+    images/im_…/root-N-U-G    those with the owners that the image says, of an ordinary user whose
+                              range of ids begins at N; user U and group G are that user
     images/im_…/image.json    what is known of them
     images/names.json         which name is which image's
     images/holders/im_…/sp_…  an empty file: the space uses the image
@@ -33,15 +35,17 @@ from carrel.domain.images import (
     is_image_id,
 )
 from carrel.domain.projects import OnProgress, ignore_progress
+from carrel.domain.systems import IdMap
 from carrel.linux.descriptors import Descriptor
 from carrel.linux.libc import call
 from carrel.trees.bases.disk import no_room_as_error
-from carrel.trees.images.taking import TakenImage, take
+from carrel.trees.images.taking import OWN_NUMBERS, TakenIds, TakenImage, take
 from carrel.trees.locks import build_lock, try_lock
 from carrel.trees.paths import sync_folder
 from carrel.trees.removal import remove_tree
 
 ROOT, FILE = "root", "image.json"
+_COPYING = "copying.lock"
 _NAMES, _HOLDERS, _STAGING, _LOCK = "names.json", "holders", ".staging", ".lock"
 _FORMAT = 1
 _HOLDER = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -65,7 +69,10 @@ class _Record(msgspec.Struct):
 class ImageStore:
     """Any number of threads and processes may use the same data folder at once."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, ids: TakenIds = OWN_NUMBERS) -> None:
+        """`ids`: of new images, for an ordinary user within its range of ids. Their own user is
+        root then; `as_user` has them with another."""
+        self._ids = ids
         self._images = data / "images"
         self._staging = self._images / _STAGING
         self._holders = self._images / _HOLDERS
@@ -92,8 +99,10 @@ class ImageStore:
     def take(self, asked: ImageImport, progress: OnProgress = ignore_progress) -> RootImage:
         check_image_name(asked.name)
         with no_room_as_error(self._images.parent), self._place() as place:
-            taken = take(asked, place, self._images.parent, self._known, progress)
+            taken = take(asked, place, self._images.parent, self._known, progress, self._ids)
             if taken.fresh:
+                if self._ids.kept is not None:
+                    (place / "image" / ROOT).rename(place / "image" / root_name(self._ids.kept))
                 _write_record(taken, place / "image", asked)
             # At once: what has no name might be pruned.
             with build_lock(self._images / _LOCK):
@@ -106,7 +115,9 @@ class ImageStore:
     def _known(self, image_id: str) -> bool:
         with contextlib.suppress(ImageNotFound, TreeDamaged):
             self._read(image_id, {})
-            return True
+            kept = self._ids.kept
+            # One from the time before there was a range has lost its owners.
+            return kept is None or (self._images / image_id / root_name(kept)).is_dir()
         return False
 
     @contextlib.contextmanager
@@ -130,11 +141,66 @@ class ImageStore:
     def _publish(self, image_id: str, place: Path) -> None:
         target = self._images / image_id
         if target.exists() and not self._known(image_id):
+            if self._ids.kept is not None and self._is_whole(image_id):
+                name = root_name(self._ids.kept)
+                (place / "image" / name).rename(target / name)
+                (place / "image" / FILE).rename(target / FILE)
+                sync_folder(target)
+                return
             target.rename(place / "damaged")
         # Somebody else may have made the same one meanwhile: theirs is as good.
         if not target.exists():
             (place / "image").rename(target)
             sync_folder(self._images)
+
+    def _is_whole(self, image_id: str) -> bool:
+        with contextlib.suppress(ImageNotFound, TreeDamaged):
+            self._read(image_id, {})
+            return True
+        return False
+
+    def as_user(self, image_id: str, ids: IdMap) -> Path:
+        """The files of an image as a system with these ids has them. For an ordinary user within
+        its range; made where they are not there yet, of those with another user. Raises
+        `ImageNotFound` where the image has lost its owners, `InsufficientDisk`."""
+        folder = self._images / image_id
+        wanted = folder / root_name(ids)
+        if wanted.is_dir():
+            return wanted
+        found = sorted(folder.glob(f"{ROOT}-{ids.first}-*"))
+        if not found:
+            raise ImageNotFound(
+                f"The image {image_id} was taken in without its users.",
+                hint="Take it in again: carrel image import, build or pull --anew.",
+            )
+        source = map_of(found[0].name, ids.host)
+
+        def owners(_path: str, status: os.stat_result) -> tuple[int, int]:
+            return source.inside(status.st_uid, status.st_gid)
+
+        # One after the other: a stack of services may need the same at once.
+        with (
+            no_room_as_error(self._images.parent),
+            build_lock(folder / _COPYING),
+            self._place() as place,
+        ):
+            if wanted.is_dir():
+                return wanted
+            asked = ImageImport("copy", found[0])
+            nobody = TakenIds(ids, owners)
+            take(asked, place, self._images.parent, lambda _id: False, ignore_progress, nobody)
+            made = place / "image" / ROOT
+            with Descriptor(os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as opened:
+                call("syncfs", opened)
+            with build_lock(self._images / _LOCK):
+                if not wanted.is_dir():
+                    made.rename(wanted)
+                    sync_folder(folder)
+        return wanted
+
+    def folder_for(self, image: RootImage, own: tuple[int, int]) -> Path | None:
+        """Root maps the ids when it mounts them."""
+        return image.folder if os.geteuid() == 0 else None
 
     # Finding
 
@@ -165,7 +231,8 @@ class ImageStore:
         folder = self._images / image_id
         try:
             record = msgspec.json.decode((folder / FILE).read_bytes(), type=_Record)
-            if record.version != _FORMAT or not (folder / ROOT).is_dir():
+            root = _root_in(folder)
+            if record.version != _FORMAT or root is None:
                 raise ValueError("its files are gone, or of another version")
             used_at = (folder / FILE).stat().st_mtime
         except FileNotFoundError as error:
@@ -178,7 +245,7 @@ class ImageStore:
             raise _damaged(image_id, error) from error
         return RootImage(
             image_id=image_id,
-            folder=folder / ROOT,
+            folder=root,
             config=record.config,
             entries=record.entries,
             size_bytes=record.size_bytes,
@@ -327,6 +394,30 @@ class ImageStore:
                 for image in going:
                     self._set_aside(image, names, place)
             return tuple(going)
+
+
+def root_name(ids: IdMap) -> str:
+    """Of the folder with files that are kept so."""
+    return f"{ROOT}-{ids.first}-{ids.own[0]}-{ids.own[1]}"
+
+
+def map_of(name: str, host: tuple[int, int]) -> IdMap:
+    """By which the files in a folder of that name are kept. `host`: the user whose they are."""
+    first, uid, gid = map(int, name.removeprefix(f"{ROOT}-").split("-"))
+    return IdMap((uid, gid), host, first)
+
+
+def is_ranged(folder: Path) -> bool:
+    """Whether it is one of these."""
+    return folder.name.startswith(f"{ROOT}-")
+
+
+def _root_in(folder: Path) -> Path | None:
+    """With the owners of the image, if it has them."""
+    found = sorted(folder.glob(f"{ROOT}-*"))
+    if found:
+        return found[0]
+    return folder / ROOT if (folder / ROOT).is_dir() else None
 
 
 def _write_record(taken: TakenImage, made: Path, asked: ImageImport) -> None:

@@ -16,9 +16,10 @@ import msgspec
 from carrel.domain.errors import ImageInvalid
 from carrel.domain.images import ImageConfig, ImageImport, ImageNote
 from carrel.domain.projects import OnProgress, Progress
+from carrel.domain.systems import IdMap
 from carrel.linux.descriptors import Descriptor
 from carrel.trees.images.archives import LayoutFolder, TarFile, archive_errors, broken, open_tar
-from carrel.trees.images.folder_copies import FolderCopy
+from carrel.trees.images.folder_copies import FolderCopy, Owners, as_seen
 from carrel.trees.images.layers import add_layer, add_tar
 from carrel.trees.images.manifests import ImagePlan, plan_image
 from carrel.trees.images.root import RootBuilder
@@ -41,15 +42,28 @@ class TakenImage:
     notes: tuple[ImageNote, ...] = ()
 
 
+@dataclass(frozen=True)
+class TakenIds:
+    """`kept`: as whose the files of an image are kept. `owners`: whose those of a folder are."""
+
+    kept: IdMap | None = None
+    owners: Owners = as_seen
+
+
+OWN_NUMBERS = TakenIds()
+"""Of images as they are: root's, and those of users with one id."""
+
+
 def take(
     asked: ImageImport,
     place: Path,
     data: Path,
     known: Callable[[str], bool],
     progress: OnProgress,
+    ids: TakenIds = OWN_NUMBERS,
 ) -> TakenImage:
     """Raises `ImageInvalid`, `TooLarge`, `InsufficientDisk`."""
-    return _Taking(asked, place, data, known, _Shown(progress)).run()
+    return _Taking(asked, place, data, known, _Shown(progress), ids).run()
 
 
 class _Shown:
@@ -88,6 +102,7 @@ class _Taking:
     data: Path
     known: Callable[[str], bool]
     shown: _Shown
+    ids: TakenIds
 
     def run(self) -> TakenImage:
         source = self.asked.source
@@ -121,7 +136,7 @@ class _Taking:
             return self._layers(plan)
         self.shown.begin("copying", 0)
         with self._builder() as builder:
-            digest = FolderCopy(builder, source, self.data).run()
+            digest = FolderCopy(builder, source, self.data, self.ids.owners).run()
             builder.finish()
         return self._taken(builder, (digest,), ImageConfig())
 
@@ -149,7 +164,7 @@ class _Taking:
         root = self.place / "image" / "root"
         root.mkdir(mode=0o700, parents=True)
         with Descriptor(os.open(root, _FOLDER)) as opened:
-            builder = RootBuilder(opened, self.asked.limits, self.shown.on_entry)
+            builder = RootBuilder(opened, self.asked.limits, self.shown.on_entry, self.ids.kept)
             try:
                 yield builder
             finally:
@@ -174,7 +189,11 @@ class _Taking:
 
 def image_id_of(parts: Iterable[str], config: ImageConfig) -> str:
     """Names what is in an image by what decides it."""
-    hashed = hashlib.sha256(msgspec.json.encode((config, list(parts))))
+    said = msgspec.to_builtins(config)
+    if config.health is None:
+        # Earlier versions knew of none, and the same image keeps its id.
+        del said["health"]
+    hashed = hashlib.sha256(msgspec.json.encode((said, list(parts))))
     return f"im_{b32encode(hashed.digest()[:20]).decode().lower()[:26]}"
 
 
