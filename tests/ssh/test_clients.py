@@ -36,6 +36,12 @@ if os.fork() == 0:
 COPY = 3 << 20
 
 
+@pytest.fixture
+def clients(both_clients: Clients) -> Clients:
+    """By ProxyCommand, and by the listener."""
+    return both_clients
+
+
 def _serve(carrel: Program, space: str, place: str) -> None:
     """Something in the space says hello there."""
     assert carrel.good("exec", space, "--", "python3", "-Ic", ECHO, place) == "up\n"

@@ -30,10 +30,12 @@ from typing import Any
 import asyncssh
 
 from carrel.ssh.relay import (
+    CIPHERS,
     KEY_EXCHANGES,
     MACS,
     OLDER_EXCHANGES,
     SIGNATURES,
+    SPEAKS,
     FromClient,
     ToSpace,
     enter,
@@ -144,6 +146,8 @@ class Listener:
             gss_host=None,
             x509_trusted_certs=None,
             kex_algs=(*KEY_EXCHANGES, *OLDER_EXCHANGES),
+            encryption_algs=CIPHERS,
+            server_version=SPEAKS,
             mac_algs=MACS,
             signature_algs=SIGNATURES,
             compression_algs=None,
@@ -260,7 +264,9 @@ class Listener:
             name = f"{answer['space']}.carrel"
             agent = answer.get("agent") is True
             async with asyncio.timeout(ENTER_S):
-                return await enter(ours, name, self._identity, self._known_hosts, agent=agent)
+                client = str(connection.get_extra_info("client_version"))
+                words = (ours, name, self._identity, self._known_hosts, client)
+                return await enter(*words, agent=agent)
         except asyncssh.DisconnectError:
             ours.close()
             raise
