@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -70,7 +71,7 @@ USED_S = 60.0
 """A space with a connection is in use; it is written down so often."""
 _BEGAN = re.compile(rb"Starting session: (shell|command|forced-command|subsystem '([\w-]{1,40})')")
 
-HANGS_S = 15.0
+HANGS_S = 5.0
 """An `sshd` whose client has gone ends within milliseconds; one that has not by then never will."""
 OWNER = (LOCAL,)
 
@@ -308,7 +309,9 @@ class SshSessions:
         if now - live.alone_since >= HANGS_S:
             live.alone_since = now
             with contextlib.suppress(CarrelError):
-                await self._kill(live)
+                # Itself alone: what it has begun may be meant to stay, as with every `sshd`.
+                opened = live.opened
+                await opened.runtime.signal(opened.sandbox, live.session.run_id, signal.SIGKILL)
 
     async def _kill(self, live: LiveSession) -> None:
         await live.opened.runtime.kill(live.opened.sandbox, live.session.run_id)
