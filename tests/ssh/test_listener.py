@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -447,6 +448,11 @@ def test_a_killed_launcher(own_daemon: Daemon, tmp_path: Path, project: Path) ->
     with _running(clients, space, f"head -c {MUCH} /dev/zero") as process:
         assert process.stdout is not None and len(process.stdout.read(1 << 20)) == 1 << 20
         os.kill(int((own_daemon.data / "launcher/lock").read_text()), signal.SIGKILL)
+        # One that does not wait for the launcher's answer any more has heard of it.
+        carrel("exec", space, "--", "true")
+        assert process.poll() is not None or len(carrel.json("ps", space)["ssh"]) == 1
+        own_daemon.kill()
+        assert process.poll() is not None or len(carrel.json("ps", space)["ssh"]) == 1
         rest = process.stdout.read()
         code = process.wait(TIMEOUT_S)
         assert code == 255 or len(rest) == MUCH - (1 << 20)
@@ -455,6 +461,28 @@ def test_a_killed_launcher(own_daemon: Daemon, tmp_path: Path, project: Path) ->
     carrel.good("start", space)
     assert clients.ssh(space, "echo again").stdout == b"again\n"
     assert _sshd(carrel, space) == 0 or _until(lambda: _sshd(carrel, space) == 0)
+
+
+def test_a_key_that_is_removed_after_the_launcher_died(
+    own_daemon: Daemon, tmp_path: Path, project: Path
+) -> None:
+    """Its connections end all the same."""
+    carrel = Program(own_daemon.data, tmp_path)
+    space = carrel.good("new", str(project)).strip()
+    clients = ListenerClients(carrel, "--space", space)
+    with _running(clients, space, "echo there; cat") as process:
+        assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        os.kill(int((own_daemon.data / "launcher/lock").read_text()), signal.SIGKILL)
+        carrel.good("ssh-key", "rm", clients.id)
+        assert process.wait(TIMEOUT_S) == 255
+    _until(lambda: not carrel.json("ps", space)["ssh"])
+
+
+def test_asyncssh_stays_out_of_the_daemon() -> None:
+    """It is as large as all the rest."""
+    script = "import sys, carrel.daemon.main, carrel.app.service; print('asyncssh' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 def test_an_sshd_that_hangs_goes_with_its_client(

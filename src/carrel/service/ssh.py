@@ -253,34 +253,44 @@ class SshSessions:
 
     # Watching
 
-    def _watch(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
+    def _watch(self, opened: OpenSpace, session: SshSession, run: Run | None) -> None:
+        """`run` is None when its launcher is gone, and nobody can tell its end."""
         live = self._live[session.run_id] = LiveSession(session, opened)
         live.task = asyncio.create_task(self._follow(live, run))
 
-    async def _follow(self, live: LiveSession, run: Run) -> None:
+    async def _follow(self, live: LiveSession, run: Run | None) -> None:
         """To its end. A daemon that ends leaves it to the next one."""
         session, sandbox = live.session, live.opened.sandbox
         folder = self._folder(session.space_id)
-        ending = asyncio.ensure_future(run.wait())
+        ending = asyncio.create_task(_ended(run))
         said: int | None = None
         try:
             with contextlib.suppress(OSError):
                 said = await asyncio.to_thread(_pipe, folder, session.run_id)
-            while not ending.done():
-                await asyncio.wait({ending}, timeout=LOOK_S)
+            while not (ending.done() and (ending.result() or not self._is_there(live))):
+                if ending.done():
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await asyncio.wait({ending}, timeout=LOOK_S)
                 await self._hear(live, said)
                 await self._use(session.space_id)
                 await self._look_for_client(live)
         finally:
             self._live.pop(session.run_id, None)
             ending.cancel()
-            run.close()
+            if run is not None:
+                run.close()
             if said is not None:
                 os.close(said)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_forget, folder, session.run_id)
             await asyncio.to_thread(self._drop, sandbox.spec.folder, session.run_id)
         await self._tell(EventType.SSH_ENDED, session)
+
+    def _is_there(self, live: LiveSession) -> bool:
+        """As far as its socket tells: it goes on without the launcher that began it."""
+        inode = live.session.inode
+        return bool(inode) and self._connected(inode)
 
     async def _hear(self, live: LiveSession, said: int | None) -> None:
         if said is None:
@@ -300,8 +310,7 @@ class SshSessions:
 
     async def _look_for_client(self, live: LiveSession) -> None:
         """Ends an `sshd` that does not see that its client has gone: it was stopped, or hangs."""
-        inode = live.session.inode
-        if not inode or self._connected(inode):
+        if not live.session.inode or self._is_there(live):
             live.alone_since = None
             return
         now = asyncio.get_running_loop().time()
@@ -350,7 +359,12 @@ class SshSessions:
         if space.state in LIVE:
             with contextlib.suppress(CarrelError):
                 opened = await self._open_spaces.of(space)
-                run = await opened.runtime.attach(opened.sandbox, session.run_id)
+                try:
+                    run = await opened.runtime.attach(opened.sandbox, session.run_id)
+                except CarrelError:
+                    if not self._is_there(LiveSession(session, opened)):
+                        raise
+                    run = None
                 self._watch(opened, session, run)
                 return
         await asyncio.to_thread(_forget, self._folder(space.space_id), session.run_id)
@@ -364,6 +378,16 @@ class SshSessions:
 
     def _folder(self, space_id: str) -> Path:
         return self._open_spaces.folder(space_id) / FOLDER
+
+
+async def _ended(run: Run | None) -> bool:
+    """Whether it is known that it has."""
+    try:
+        if run is not None:
+            await run.wait()
+    except CarrelError:
+        return False
+    return run is not None
 
 
 def _check(opened: OpenSpace) -> None:
