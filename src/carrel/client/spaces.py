@@ -175,8 +175,8 @@ class Space:
         retention: Retention | None = None,
         ssh_agent: bool | None = None,
     ) -> models.SpaceInfo:
-        """Labels and retention are replaced as a whole. `ssh_agent`: what runs in it may use the SSH
-        agent of who comes with `ssh -A`."""
+        """Labels and retention are replaced as a whole. `ssh_agent`: what runs in it may use the
+        SSH agent of who comes with `ssh -A`."""
         content: dict[str, object] = {}
         if name is not None:
             content["name"] = name

@@ -94,7 +94,7 @@ class DaemonLink:
         return answer
 
 
-class Login(asyncssh.SSHServer):
+class KeyLogin(asyncssh.SSHServer):
     """Keys alone, and only those that open the space."""
 
     def __init__(self, listener: Listener) -> None:
@@ -138,7 +138,7 @@ class Listener:
             self._known_hosts = f"@cert-authority * {file.read()}".encode()
         self._options = asyncssh.SSHServerConnectionOptions(
             config=None,
-            server_factory=lambda: Login(self),
+            server_factory=lambda: KeyLogin(self),
             server_host_keys=[f"{keys}/listener_key"],
             host_based_auth=False,
             kbdint_auth=False,

@@ -35,8 +35,8 @@ PROGRAMS = {
     "vim": ("nvim", "vim", "vi"),
 }
 INSTALL = {
-    "code": "Install Visual Studio Code and its extension Remote - SSH, and put `code` on the PATH.",
-    "cursor": "Install Cursor, and put `cursor` on the PATH (its command Install 'cursor' command).",
+    "code": "Install VS Code with its extension Remote - SSH, and put `code` on the PATH.",
+    "cursor": "Install Cursor, and put `cursor` on the PATH (command: Install 'cursor').",
     "zed": "Install Zed, and put `zed` on the PATH (its menu: Install CLI).",
     "idea": "Install JetBrains Gateway, and put `gateway` on the PATH (Toolbox: shell scripts).",
     "vim": "Install it: sudo apt-get install vim",

@@ -20,7 +20,7 @@ MOST_KEY = 16_384
     Option("--show", "Only say whether and where it listens."),
 )
 def ssh_listen(call: VerbCall) -> None:
-    """Let programs come in by SSH that cannot use `carrel ssh-config`: listen on a port of loopback.
+    """Listen for SSH on a port of loopback, for programs that know no ProxyCommand.
 
     The user name is the space: ssh -p PORT SPACE@127.0.0.1; SPACE-agent is its agent's terminal.
     Only keys of `carrel ssh-key` open it, each for its own spaces. It is off until this switches it
