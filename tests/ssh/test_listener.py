@@ -24,8 +24,8 @@ from tests.ssh.conftest import Clients, ListenerClients, free_port
 from tests.ssh.test_sessions import _events, _sshd, _until
 
 HALF_OPEN = 1000
-MUCH = 400 << 20
-ROOM = 64 << 20
+MUCH = 128 << 20
+ROOM = 32 << 20
 """What the listener's process may grow by while somebody reads nothing."""
 
 
@@ -362,6 +362,48 @@ def test_a_client_that_reads_nothing_slows_its_command(
         process.send_signal(signal.SIGCONT)
         assert len(process.stdout.read()) == MUCH
         assert process.wait(TIMEOUT_S) == 0
+
+
+GREEDY = """
+import asyncio, asyncssh, os, sys
+async def main():
+    port, key, user, command = sys.argv[1:]
+    connection = await asyncssh.connect("127.0.0.1", int(port), username=user, client_keys=[key],
+        known_hosts=None, agent_path=None, config=None)
+    window = (1 << 32) - 1
+    process = await connection.create_process(command, window=window, encoding=None)
+    print(await process.stdout.readline(), flush=True)
+    os.kill(os.getpid(), 19)
+asyncio.run(main())
+"""
+"""It has a window without end, and then takes nothing from the wire."""
+
+
+def test_a_greedy_client_fills_no_memory(
+    carrel: Program, by_listener: ListenerClients, space: str
+) -> None:
+    command = f"echo there; head -c {MUCH} /dev/zero"
+    words = (str(by_listener.port), str(by_listener.key), space, command)
+    with subprocess.Popen(
+        [sys.executable, "-c", GREEDY, *words], stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None and b"there" in process.stdout.readline()
+            listener = _listener(carrel)
+            before = _resident(listener)
+            seen: list[str] = []
+
+            def stands_still() -> bool:
+                seen.append(Path(f"/proc/{listener}/io").read_text().split("\n")[0])
+                carrel.good("exec", space, "--", "true")
+                return len(seen) > 3 and seen[-1] == seen[-3]
+
+            _until(stands_still)
+            assert carrel.good("exec", space, "--", "sh", "-c", "pgrep -x head || true") != ""
+            assert _resident(listener) < before + ROOM
+        finally:
+            process.kill()
+    _until(lambda: not carrel.json("ps", space)["ssh"])
 
 
 def test_new_keys_within_a_copy(by_listener: ListenerClients, space: str) -> None:
