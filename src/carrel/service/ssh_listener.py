@@ -73,6 +73,7 @@ class SshListener:
             if self._port.is_open and port in (0, before):
                 return await self._show()
             found = await self._open(port)
+            self._failures = 0
             await asyncio.to_thread(self._book.put_port, found)
         return await self._show()
 

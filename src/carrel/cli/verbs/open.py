@@ -24,6 +24,7 @@ else:
     Opened = namedtuple("Opened", "argv install")
 
 WORKSPACE = "/workspace"
+LIVE = ("ready", "running")
 EDITORS = ("code", "cursor", "zed", "idea", "vim")
 NAMES = {"vi": "vim", "nvim": "vim", "code-insiders": "code", "zeditor": "zed", "gateway": "idea"}
 """Other programs that are meant by one of them."""
@@ -64,6 +65,10 @@ def open(call: VerbCall) -> int:
         )
     space = call.ask("spaces.show", call.text("space"))
     editor = call.text("editor") or _usual()
+    if space["state"] not in LIVE and not call.flag("print"):
+        raise invalid(
+            f"{space['name']} is {space['state']}.", hint=f"Start it: carrel start {space['name']}"
+        )
     if call.flag("folder") or space["runtime"] in WITHOUT_SSH:
         found = _in_folder(editor, _folder(space))
     else:
