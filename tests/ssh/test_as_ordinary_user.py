@@ -24,7 +24,7 @@ SAMPLE = (
     "test_listener.py::test_a_key_opens_what_it_is_for",
     "test_listener.py::test_a_killed_listener_is_started_again",
     "test_listener.py::test_an_sshd_that_hangs_goes_with_its_client",
-    "test_editors.py::test_the_server_of_an_editor",
+    "test_editors.py::test_the_server_of_an_editor[listener]",
     "test_hostile.py::test_it_fills_no_disk",
     "test_hostile.py::test_it_gets_no_agent_of_keys",
 )

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import os
+import pty
 import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from carrel.client import Client
 from carrel.daemon import places
+from carrel.domain.errors import SshKeyInvalid, SshKeyNotFound
 from carrel.linux.processes import is_alive, start_time
 from tests.cli.program import TIMEOUT_S, Program
 from tests.daemon.rig import Daemon
@@ -243,6 +247,53 @@ def test_keys_need_limits(carrel: Program) -> None:
         assert "what the key opens" in carrel.bad(2, "ssh-key", "add", GOOD, *words)
     assert "no space" in carrel.bad(None, "ssh-key", "add", GOOD, "--space", "nowhere")
     assert "no key" in carrel.bad(None, "ssh-key", "rm", "nothing")
+
+
+WATCH = """
+import os, signal, sys
+def tell(*_):
+    print(*os.get_terminal_size(), os.ttyname(0), flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGWINCH, tell)
+print(*os.get_terminal_size(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_terminal_has_the_size_of_the_window(by_listener: ListenerClients, space: str) -> None:
+    leader, follower = pty.openpty()
+    try:
+        termios.tcsetwinsize(leader, (31, 97))
+        by_listener.prepare()
+        words = ["ssh", "-tt", "-F", str(by_listener.config), f"{space}.carrel"]
+        with subprocess.Popen(
+            [*words, f"python3 -Ic '{WATCH}'"], stdin=follower, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"97 31\r\n"
+            termios.tcsetwinsize(leader, (40, 120))
+            process.send_signal(signal.SIGWINCH)
+            assert process.stdout.readline().startswith(b"120 40 /dev/pts/")
+            assert process.wait(TIMEOUT_S) == 5
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_from_python(daemon: Daemon) -> None:
+    with Client(data=daemon.data) as client:
+        port = client.ssh.listen().port
+        assert client.ssh.listener().port == port and client.ssh.listener().host_key
+        made = client.ssh.add_key(GOOD, "label:team=blue", "label:team=red", name="tester")
+        assert made.scopes == ("label:team=blue", "label:team=red")
+        assert made in client.ssh.keys()
+        with pytest.raises(SshKeyInvalid):
+            client.ssh.add_key(GOOD, "admin")
+        assert client.ssh.remove_key("tester").id == made.id
+        with pytest.raises(SshKeyNotFound):
+            client.ssh.remove_key(made.id)
+        assert client.ssh.stop_listening().port == 0
 
 
 # How far they get
