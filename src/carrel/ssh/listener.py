@@ -214,7 +214,7 @@ class Listener:
             came.close()
             self._gone(connection)
             return
-        if connection not in self._unknown:
+        if connection not in self._unknown and not connection.known:
             # Others came meanwhile.
             connection.abort()
 
