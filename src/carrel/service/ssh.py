@@ -26,6 +26,7 @@ from carrel.domain.access import LOCAL, Caller
 from carrel.domain.agents import Attaching
 from carrel.domain.errors import (
     CarrelError,
+    LauncherUnavailable,
     RateLimited,
     SpaceNotFound,
     SshUnavailable,
@@ -262,12 +263,12 @@ class SshSessions:
         """To its end. A daemon that ends leaves it to the next one."""
         session, sandbox = live.session, live.opened.sandbox
         folder = self._folder(session.space_id)
-        ending = asyncio.create_task(_ended(run))
+        ending = asyncio.create_task(_ending(run))
         said: int | None = None
         try:
             with contextlib.suppress(OSError):
                 said = await asyncio.to_thread(_pipe, folder, session.run_id)
-            while not (ending.done() and (ending.result() or not self._is_there(live))):
+            while not ending.done() or (_is_unknown(ending) and self._is_there(live)):
                 if ending.done():
                     await asyncio.sleep(LOOK_S)
                 else:
@@ -380,14 +381,15 @@ class SshSessions:
         return self._open_spaces.folder(space_id) / FOLDER
 
 
-async def _ended(run: Run | None) -> bool:
-    """Whether it is known that it has."""
-    try:
-        if run is not None:
-            await run.wait()
-    except CarrelError:
-        return False
-    return run is not None
+async def _ending(run: Run | None) -> None:
+    if run is None:
+        raise LauncherUnavailable("The launcher that began it is gone.")
+    await run.wait()
+
+
+def _is_unknown(ending: asyncio.Task[None]) -> bool:
+    """Whether nobody can tell of the end."""
+    return ending.cancelled() or ending.exception() is not None
 
 
 def _check(opened: OpenSpace) -> None:
