@@ -2,14 +2,16 @@
 
     python bench/ssh.py [--megabytes 200] [--many 50] [--rounds 5] [--json]
 
-Both use the same client, key and key exchange. *Multiplexed* is a command on a connection that is
-there already; *idle* is what a space has running for SSH while nobody is connected.
+All use the same client, key and key exchange. *Multiplexed* is a command on a connection that is
+there already; *idle* is what a space has running for SSH while nobody is connected. *Listener* is
+`carrel ssh-listen`: it decrypts and encrypts all of it once more, and has no target.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -29,7 +31,7 @@ from carrel.client.http import operation
 from carrel.linux.processes import start_time
 from carrel.ssh.keys import find_server
 
-OWN, PEER = "carrel", "sshd on TCP"
+OWN, PEER, LISTENER = "carrel", "sshd on TCP", "listener"
 KINDS = ("connect and `true`", "multiplexed `true`", "bytes in", "bytes out")
 TIMEOUT_S = 300.0
 SETTINGS = """
@@ -49,6 +51,8 @@ Subsystem sftp internal-sftp
 """
 CLIENT = """
 Host *
+  HostName 127.0.0.1
+  User {user}
   IdentityFile {identity}
   IdentitiesOnly yes
   StrictHostKeyChecking no
@@ -130,9 +134,10 @@ def main() -> None:
             own = Host(OWN, config, "bench.carrel", place)
             idle = processes_below(daemon)
             with own_sshd(place / "peer", config.parent / "id_ed25519") as peer:
+                listener = by_listener(daemon, place, config.parent / "id_ed25519")
                 for number in range(options.rounds + 1):
                     say(f"round {number} of {options.rounds}")
-                    for one in (own, peer):
+                    for one in (own, peer, listener):
                         settle()
                         one.one_round(board, number, options.megabytes << 20)
                 board.forget(0)
@@ -160,16 +165,25 @@ def tell(report: Report, board: Board) -> None:
 
 
 def processes_below(daemon: Daemon) -> int:
-    """Those with `ssh` in their name that this data folder has begun."""
+    """Those for SSH that this data folder has begun."""
     found = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        own = os.fsencode(daemon.data) in words and b"ssh" in words
+        named = b"sshd" in words or b"carrel.ssh." in words
+        own = named and os.fsencode(daemon.data) in words
         found += own and start_time(int(pid)) is not None
     return found
+
+
+def by_listener(daemon: Daemon, folder: Path, identity: Path) -> Host:
+    daemon.client.ssh.add_key(Path(f"{identity}.pub").read_text(), "admin")
+    port = daemon.client.ssh.listen().port
+    config = folder / "listener"
+    config.write_text(CLIENT.format(port=port, folder=folder, identity=identity, user="bench"))
+    return Host(LISTENER, config, "bench", folder)
 
 
 @contextmanager
@@ -184,7 +198,8 @@ def own_sshd(folder: Path, identity: Path) -> Iterator[Host]:
         port = one.getsockname()[1]
     (folder / "sshd").write_text(SETTINGS.format(port=port, folder=folder))
     config = folder / "client"
-    config.write_text(CLIENT.format(port=port, folder=folder, identity=identity))
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    config.write_text(CLIENT.format(port=port, folder=folder, identity=identity, user=user))
     if os.geteuid() == 0:
         # Where it would be made at boot.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)

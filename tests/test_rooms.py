@@ -49,6 +49,8 @@ LIBRARIES: dict[str, set[str]] = {
     "agents": {"acp", "anyio", "claude_agent_sdk", "mcp", "msgspec"},
     "environments": {"yaml"},
     "instances": {"httptools", "msgspec"},
+    # The listener's process alone has it: a rule of import-linter.
+    "ssh": {"asyncssh", "uvloop"},
     "mcp": {"anyio", "mcp", "mcp_types", "msgspec", "psutil", "starlette", "uvicorn"},
     "interfaces": {
         "httptools",

@@ -43,7 +43,11 @@ class Clients:
         self.config.write_text(carrel.good("ssh-config"))
         self.env = {**carrel.env, "GIT_SSH_COMMAND": f"ssh -F {self.config}"}
 
+    def prepare(self) -> None:
+        """Called before a program is started."""
+
     def run(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        self.prepare()
         options.setdefault("input", b"")
         return subprocess.run(
             words,
@@ -68,6 +72,7 @@ class Clients:
     @contextmanager
     def held(self, host: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """A connection that is there until the context ends, and has done what it was asked."""
+        self.prepare()
         words = ["ssh", "-F", str(self.config), *options, f"{host}.carrel"]
         process = subprocess.Popen(
             [*words, "echo there; cat"],
@@ -87,9 +92,51 @@ class Clients:
                 process.wait(TIMEOUT_S)
 
 
+class ListenerClients(Clients):
+    """The same programs by the listener, with a key of their own that opens every space."""
+
+    def __init__(self, carrel: Program, *limits: str) -> None:
+        self.key = carrel.cwd / "listener_key"
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)],
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+        self.id = carrel.good("ssh-key", "add", f"{self.key}.pub", *(limits or ("--all",))).strip()
+        self.port = int(carrel.json("ssh-listen")["port"])
+        super().__init__(carrel)
+
+    def prepare(self) -> None:
+        listener = self.carrel.json("ssh-listen", "--show")
+        known = self.folder / "known_hosts"
+        known.write_text(f"[127.0.0.1]:{listener['port']} {listener['host_key']}\n")
+        names = [one["name"] for one in self.carrel.json("ls")["spaces"]]
+        users = [f"{name}{end}" for name in names for end in ("", "-agent", "-dev")]
+        self.config.write_text(
+            "".join(f"Host {user}.carrel\n  User {user}\n" for user in dict.fromkeys(users))
+            + "Host *.carrel\n  HostName 127.0.0.1\n"
+            f"  Port {listener['port']}\n  UserKnownHostsFile {known}\n"
+            f"  IdentityFile {self.key}\n  IdentitiesOnly yes\n  StrictHostKeyChecking yes\n"
+        )
+
+
 @pytest.fixture
 def clients(carrel: Program) -> Clients:
     return Clients(carrel)
+
+
+@pytest.fixture
+def by_listener(carrel: Program) -> Iterator[ListenerClients]:
+    found = ListenerClients(carrel)
+    yield found
+    carrel("ssh-key", "rm", found.id)
+
+
+@pytest.fixture(params=["proxy", "listener"])
+def both_clients(request: pytest.FixtureRequest) -> Clients:
+    found = request.getfixturevalue("clients" if request.param == "proxy" else "by_listener")
+    assert isinstance(found, Clients)
+    return found
 
 
 @pytest.fixture

@@ -21,8 +21,16 @@ SAMPLE = (
     "test_clients.py::test_an_image_is_what_one_comes_into",
     "test_clients.py::test_forwards_to_the_space",
     "test_sessions.py::test_it_is_told_who_is_there",
+    "test_listener.py::test_a_key_opens_what_it_is_for",
+    "test_listener.py::test_a_killed_listener_is_started_again",
+    "test_listener.py::test_an_sshd_that_hangs_goes_with_its_client",
+    "test_editors.py::test_the_server_of_an_editor[listener]",
     "test_hostile.py::test_it_fills_no_disk",
     "test_hostile.py::test_it_gets_no_agent_of_keys",
+)
+WHOLE = (
+    *("test_clients.py", "test_sessions.py", "test_hostile.py", "test_listener.py"),
+    "test_editors.py",
 )
 MOUNTED = 'mount --bind "$1" /etc/passwd && shift && exec "$@"'
 
@@ -36,7 +44,7 @@ def test_without_root(ordinary_user: Account, data: Path, tmp_path: Path) -> Non
     os.chown(data, *ordinary_user)
     interpreter = interpreter_for(ordinary_user)
     folder = Path(__file__).parent
-    tests = ("test_clients.py", "test_sessions.py", "test_hostile.py") if EXHAUSTIVE else SAMPLE
+    tests = WHOLE if EXHAUSTIVE else SAMPLE
     done = subprocess.run(
         [
             *("unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "sh"),

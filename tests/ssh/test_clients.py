@@ -36,6 +36,12 @@ if os.fork() == 0:
 COPY = 3 << 20
 
 
+@pytest.fixture
+def clients(both_clients: Clients) -> Clients:
+    """By ProxyCommand, and by the listener."""
+    return both_clients
+
+
 def _serve(carrel: Program, space: str, place: str) -> None:
     """Something in the space says hello there."""
     assert carrel.good("exec", space, "--", "python3", "-Ic", ECHO, place) == "up\n"
@@ -167,17 +173,21 @@ def test_forwards_from_the_space(carrel: Program, clients: Clients, space: str) 
         port = server.getsockname()[1]
 
         def answer() -> None:
-            one, _ = server.accept()
-            with one:
-                one.sendall(b"from here")
+            for _ in range(2):
+                one, _ = server.accept()
+                with one:
+                    one.sendall(b"from here")
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with clients.held(space, "-R", f"4567:127.0.0.1:{port}"):
+        there = f"127.0.0.1:{port}"
+        with clients.held(space, "-R", f"4567:{there}", "-R", f"/tmp/back:{there}"):
             script = "import socket; print(socket.create_connection(('127.0.0.1', 4567)).recv(99))"
             said = carrel.good("exec", space, "--", "python3", "-Ic", script)
+            script = "import socket; s=socket.socket(1); s.connect('/tmp/back'); print(s.recv(99))"
+            said += carrel.good("exec", space, "--", "python3", "-Ic", script)
         thread.join(TIMEOUT_S)
-        assert said == "b'from here'\n"
+        assert said == "b'from here'\n" * 2
 
 
 def test_a_forward_reaches_nothing_of_the_host(clients: Clients, space: str) -> None:

@@ -328,6 +328,46 @@ OPERATIONS = (
         again=True,
         errors=("ssh_unavailable",),
     ),
+    Operation(
+        *("ssh.listener", "GET", "/v1/ssh/listener", "admin"),
+        answer="SshListenerInfo",
+        again=True,
+        errors=("ssh_unavailable",),
+    ),
+    Operation(
+        *("ssh.listen", "PUT", "/v1/ssh/listener", "admin"),
+        body="SshListenBody",
+        optional=True,
+        answer="SshListenerInfo",
+        again=True,
+        long=True,
+        errors=("ssh_unavailable", "port_unavailable"),
+    ),
+    Operation(
+        *("ssh.stop_listening", "DELETE", "/v1/ssh/listener", "admin"),
+        answer="SshListenerInfo",
+        again=True,
+        errors=("ssh_unavailable",),
+    ),
+    Operation(
+        *("ssh_keys.add", "POST", "/v1/ssh/keys", "admin"),
+        body="NewSshKey",
+        answer="SshKeyInfo",
+        status=201,
+        errors=("ssh_key_invalid", "space_invalid", "ssh_unavailable"),
+    ),
+    Operation(
+        *("ssh_keys.list", "GET", "/v1/ssh/keys", "admin"),
+        answer="SshKeyList",
+        again=True,
+        errors=("ssh_unavailable",),
+    ),
+    Operation(
+        *("ssh_keys.remove", "DELETE", "/v1/ssh/keys/{key}", "admin"),
+        answer="SshKeyInfo",
+        long=True,
+        errors=("ssh_key_not_found", "ssh_unavailable", "sandbox_unavailable"),
+    ),
     # Reviews
     Operation(
         *("review.diff", "POST", "/v1/spaces/{space}/diff", "hidden"),

@@ -45,7 +45,8 @@ from carrel.instances.owners import OwnersConnections
 from carrel.interfaces.hub.system import SystemRequests
 from carrel.interfaces.mcp import McpProcess
 from carrel.linux.reserve import Reserve
-from carrel.ports.forwarder import LoopbackForwarder
+from carrel.linux.sockets import has_other_end
+from carrel.ports.forwarder import LoopbackForwarder, listen
 from carrel.review import comments as comment_lines
 from carrel.review.checks import CheckTrees
 from carrel.review.diff import TreeDiffs
@@ -103,6 +104,7 @@ from carrel.service.operations.ports import (
     PortOperations,
     PsOperations,
     ServiceOperations,
+    SshKeyOperations,
     SshOperations,
 )
 from carrel.service.operations.races import RaceOperations
@@ -126,11 +128,14 @@ from carrel.service.space_servers import SpaceServers
 from carrel.service.spaces import Parts, Spaces
 from carrel.service.ssh import FOLDER as SSH_FOLDER
 from carrel.service.ssh import SshSessions
+from carrel.service.ssh_listener import SshListener
 from carrel.service.takes import Takes
 from carrel.service.tokens import Tokens
 from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
+from carrel.ssh.authorized import AuthorizedKeys
 from carrel.ssh.keys import SshFiles
+from carrel.ssh.listening import ListenerProcess
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.download_caches import DownloadCaches
@@ -185,6 +190,7 @@ class Services:
     races: Races
     dev_shells: DevShells
     ssh: SshSessions
+    ssh_listener: SshListener
     operations: Operations
 
 
@@ -248,6 +254,7 @@ async def open_service(settings: Settings) -> AsyncIterator[Services]:
                 await task
             await services.space_services.close()
             await services.ports.close()
+            await services.ssh_listener.close()
             await services.ssh.close()
             await services.collector.close()
             await services.reconciler.close()
@@ -497,7 +504,15 @@ def _assemble(
         settings.data, programs.python("carrel.cli.main"), f"{HUB}/{SSH_FOLDER}", WORKSPACE
     )
     ssh = SshSessions(
-        *(journal, spaces, open_spaces, turns, shared, ssh_files, found_by_commands, _drop_run)
+        *(journal, spaces, open_spaces, turns, shared, ssh_files, found_by_commands, _drop_run),
+        has_other_end,
+    )
+    ssh_listener = SshListener(
+        *(journal, tokens, ssh, AuthorizedKeys(settings.data)),
+        ListenerProcess(
+            programs.python("carrel.ssh.listener"),
+            *(settings.data, settings.data / "daemon", listen),
+        ),
     )
     operations = Operations(
         spaces=space_operations,
@@ -541,7 +556,8 @@ def _assemble(
         ps=PsOperations(
             spaces, views, runs, ports, ssh, space_operations, run_operations, services
         ),
-        ssh=SshOperations(ssh),
+        ssh=SshOperations(ssh, ssh_listener),
+        ssh_keys=SshKeyOperations(ssh_listener),
         requests=RequestOperations(requests, str(settings.data)),
     )
     return Services(
@@ -578,6 +594,7 @@ def _assemble(
         races=races,
         dev_shells=DevShells(journal, open_spaces, shared, _has_run, _drop_run),
         ssh=ssh,
+        ssh_listener=ssh_listener,
         operations=operations,
     )
 

@@ -23,6 +23,8 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "machine": ("top",),
         "ports": ("ps", "services", "port"),
         "ssh": ("ssh", "ssh-config", "ssh-proxy"),
+        "ssh_listener": ("ssh-listen", "ssh-key add", "ssh-key ls", "ssh-key rm"),
+        "open": ("open",),
     },
     "Agents": {
         "agents": ("agents", "auth set", "auth ls", "inbox", "answer"),
@@ -112,6 +114,7 @@ GROUPS = {
     "run": "Show one command, attach to it, wait for it, signal it.",
     "turn": "Show one turn of an agent.",
     "service": "Keep the daemon as a service of systemd.",
+    "ssh-key": "Manage the keys that open the listener for SSH.",
     "token": "Manage tokens for the API on TCP.",
 }
 DEFAULTS = {"request": "new"}

@@ -29,6 +29,12 @@ def remove(call: VerbCall) -> int:
     return _change(call, {config: "".join(kept), own: None})
 
 
+def is_installed() -> bool:
+    """Whether the user's own configuration includes ours."""
+    own, config = _places()
+    return own.exists() and any(map(_is_ours, _read(config).splitlines()))
+
+
 def _is_ours(line: str) -> bool:
     return line.rstrip("\r\n") == LINE.rstrip("\n")
 

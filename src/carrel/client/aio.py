@@ -59,6 +59,7 @@ class AsyncClient:
         )
         self.link = AsyncLink(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = AsyncTokens(self.link)
+        self.ssh = AsyncSsh(self.link)
         self.images = AsyncImages(self.link)
         self.instances = AsyncInstances(self.link)
         self.requests = AsyncRequests(self.link)
@@ -276,6 +277,37 @@ class AsyncTokens:
     async def revoke(self, token: str) -> None:
         """By id or name; from now on it opens nothing."""
         await self._link.json(operation("tokens.revoke", token))
+
+
+class AsyncSsh:
+    """The listener for SSH, and the keys that open it. Only administrators may use this."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+
+    async def listener(self) -> models.SshListener:
+        return await self._link.call(models.SshListener, "ssh.listener")
+
+    async def listen(self, port: int = 0) -> models.SshListener:
+        """On a port of the loopback; 0: one that is free. Raises `PortUnavailable`."""
+        return await self._link.call(models.SshListener, "ssh.listen", content={"port": port})
+
+    async def stop_listening(self) -> models.SshListener:
+        """Connections that are there go on."""
+        return await self._link.call(models.SshListener, "ssh.stop_listening")
+
+    async def keys(self) -> list[models.SshKey]:
+        return await self._link.call(list[models.SshKey], "ssh_keys.list", member="keys")
+
+    async def add_key(self, key: str, *scopes: str, name: str = "") -> models.SshKey:
+        """`key` is the public half, as in OpenSSH's files. `scopes` is what it opens: `admin` for
+        all spaces, `label:key=value`, `space:<id>`. Raises `SshKeyInvalid`."""
+        content = {"key": key, "scopes": list(scopes), "name": name}
+        return await self._link.call(models.SshKey, "ssh_keys.add", content=content)
+
+    async def remove_key(self, key: str) -> models.SshKey:
+        """By id, name or fingerprint. Its connections have ended when this returns."""
+        return await self._link.call(models.SshKey, "ssh_keys.remove", key)
 
 
 def _told(on_progress: OnProgress | None) -> Callable[[dict[str, Any]], None] | None:

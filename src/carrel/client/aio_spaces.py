@@ -176,8 +176,10 @@ class AsyncSpace:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         retention: Retention | None = None,
+        ssh_agent: bool | None = None,
     ) -> models.SpaceInfo:
-        """Labels and retention are replaced as a whole."""
+        """Labels and retention are replaced as a whole. `ssh_agent`: what runs in it may use the
+        SSH agent of who comes with `ssh -A`."""
         content: dict[str, object] = {}
         if name is not None:
             content["name"] = name
@@ -185,6 +187,8 @@ class AsyncSpace:
             content["labels"] = dict(labels)
         if retention is not None:
             content["retention"] = asdict(retention)
+        if ssh_agent is not None:
+            content["ssh_agent"] = ssh_agent
         return await self._now("spaces.update", content)
 
     async def remove(self, *, force: bool = False) -> models.Removal:

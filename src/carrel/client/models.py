@@ -36,6 +36,8 @@ from carrel.api.types.ports import (
     ServiceInfo,
     ServiceList,
     SpacePort,
+    SshKeyInfo,
+    SshListenerInfo,
 )
 from carrel.api.types.races import RaceInfo, RacerInfo
 from carrel.api.types.review import DiffSummary
@@ -103,6 +105,8 @@ __all__ = [
     "ServiceList",
     "SpaceInfo",
     "SpacePort",
+    "SshKey",
+    "SshListener",
     "Take",
     "Token",
     "TokenWithSecret",
@@ -122,6 +126,8 @@ Checkpoint = CheckpointInfo
 Forks = ForkList
 Image = ImageInfo
 Forward = ForwardInfo
+SshKey = SshKeyInfo
+SshListener = SshListenerInfo
 Landing = LandingInfo
 QueueEntry = QueueEntryInfo
 NewToken = TokenWithSecret

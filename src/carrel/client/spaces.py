@@ -173,8 +173,10 @@ class Space:
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
         retention: Retention | None = None,
+        ssh_agent: bool | None = None,
     ) -> models.SpaceInfo:
-        """Labels and retention are replaced as a whole."""
+        """Labels and retention are replaced as a whole. `ssh_agent`: what runs in it may use the
+        SSH agent of who comes with `ssh -A`."""
         content: dict[str, object] = {}
         if name is not None:
             content["name"] = name
@@ -182,6 +184,8 @@ class Space:
             content["labels"] = dict(labels)
         if retention is not None:
             content["retention"] = asdict(retention)
+        if ssh_agent is not None:
+            content["ssh_agent"] = ssh_agent
         return self._now("spaces.update", content)
 
     def remove(self, *, force: bool = False) -> models.Removal:

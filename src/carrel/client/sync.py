@@ -60,6 +60,7 @@ class Client:
         )
         self.link = Link(place, timeout_s=timeout_s, start=starter(place, autostart))
         self.tokens = Tokens(self.link)
+        self.ssh = Ssh(self.link)
         self.images = Images(self.link)
         self.instances = Instances(self.link)
         self.requests = Requests(self.link)
@@ -277,6 +278,37 @@ class Tokens:
     def revoke(self, token: str) -> None:
         """By id or name; from now on it opens nothing."""
         self._link.json(operation("tokens.revoke", token))
+
+
+class Ssh:
+    """The listener for SSH, and the keys that open it. Only administrators may use this."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def listener(self) -> models.SshListener:
+        return self._link.call(models.SshListener, "ssh.listener")
+
+    def listen(self, port: int = 0) -> models.SshListener:
+        """On a port of the loopback; 0: one that is free. Raises `PortUnavailable`."""
+        return self._link.call(models.SshListener, "ssh.listen", content={"port": port})
+
+    def stop_listening(self) -> models.SshListener:
+        """Connections that are there go on."""
+        return self._link.call(models.SshListener, "ssh.stop_listening")
+
+    def keys(self) -> list[models.SshKey]:
+        return self._link.call(list[models.SshKey], "ssh_keys.list", member="keys")
+
+    def add_key(self, key: str, *scopes: str, name: str = "") -> models.SshKey:
+        """`key` is the public half, as in OpenSSH's files. `scopes` is what it opens: `admin` for
+        all spaces, `label:key=value`, `space:<id>`. Raises `SshKeyInvalid`."""
+        content = {"key": key, "scopes": list(scopes), "name": name}
+        return self._link.call(models.SshKey, "ssh_keys.add", content=content)
+
+    def remove_key(self, key: str) -> models.SshKey:
+        """By id, name or fingerprint. Its connections have ended when this returns."""
+        return self._link.call(models.SshKey, "ssh_keys.remove", key)
 
 
 def _told(on_progress: OnProgress | None) -> Callable[[dict[str, Any]], None] | None:

@@ -41,7 +41,7 @@ from carrel.interfaces.http.api import Api, make_api
 from carrel.interfaces.http.lifetime import Shutdown
 from carrel.interfaces.http.services import ApiOptions, ApiServices
 from carrel.interfaces.hub.sockets import HubListener
-from carrel.interfaces.ssh import SshListener
+from carrel.interfaces.ssh import SshSocket
 from carrel.linux import libc, systemd
 from carrel.linux.reserve import Reserve
 from carrel.service.journal import Journal
@@ -497,8 +497,10 @@ async def open_api(
         )
         folder = Path(places.make_folder(settings.data))
         listening.open_local(folder)
-        ssh = SshListener(found.ssh)
+        ssh = SshSocket(found.ssh_listener)
         ssh.open(folder)
+        # It asks by that socket.
+        await found.ssh_listener.take_up()
         sockets.open_all()
         found.store.on_events(sockets.heard)
         try:

@@ -118,6 +118,9 @@
     │   └── ImageNotInEngine         image_not_in_engine: none has an image of that name
     ├── EnvironmentRefused           environment_refused: what was asked for cannot be made here
     ├── SshUnavailable               ssh_unavailable: no OpenSSH, or no accounts in the space
+    ├── SshKeyInvalid                ssh_key_invalid: it is no public key that the listener takes
+    ├── SshKeyNotFound               ssh_key_not_found
+    ├── EditorUnavailable            editor_unavailable: it is not installed where it was called
     ├── PortUnavailable              port_unavailable: of the host, or nothing listens in the space
     ├── PortNotForwarded             port_not_forwarded
     ├── RaceNotFound                 race_not_found
@@ -831,6 +834,21 @@ class EnvironmentRefused(CarrelError):
 
 class SshUnavailable(CarrelError):
     code = "ssh_unavailable"
+    kind = UNUSABLE
+
+
+class SshKeyInvalid(CarrelError):
+    code = "ssh_key_invalid"
+    kind = INVALID
+
+
+class SshKeyNotFound(CarrelError):
+    code = "ssh_key_not_found"
+    kind = NOT_FOUND
+
+
+class EditorUnavailable(CarrelError):
+    code = "editor_unavailable"
     kind = UNUSABLE
 
 

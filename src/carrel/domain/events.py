@@ -74,7 +74,8 @@ class EventType(StrEnum):
     FORWARD_ENDED = "forward.ended"
     """`port`, `local`; with `problem` when nobody asked for that."""
     SSH_BEGUN = "ssh.begun"
-    """`session`, `place`, `from`: local, for the daemon's own machine."""
+    """`session`, `place`, `from`: local, for the owner's own socket; else who connected to the
+    listener, with `key`, the id of the key."""
     SSH_DID = "ssh.did"
     """`session`, `what`: shell, command, or a subsystem such as sftp."""
     SSH_ENDED = "ssh.ended"

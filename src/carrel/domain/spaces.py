@@ -208,6 +208,8 @@ class Space:
     """The frontend whose programs its sandbox shows."""
     wake: bool = False
     """A message to it begins a turn of its agent while that does nothing."""
+    ssh_agent: bool = False
+    """What runs in it may use the SSH agent of who comes by SSH and wants that."""
     shows: tuple[str, ...] = ()
     """What its sandbox shows for servers that run in it: paths of the host, read-only."""
     tools: HomeTools = NO_TOOLS

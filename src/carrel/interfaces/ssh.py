@@ -1,5 +1,6 @@
-"""The socket by which `carrel ssh-proxy` brings a connection: one message with the name of the host
-and the connection, one answer; then it is the space's.
+"""The socket by which `carrel ssh-proxy` and the listener bring a connection: one message with the
+name of the host and the connection, one answer; then it is the space's. The listener also asks
+without a connection, whether a key opens a space.
 
 Only the daemon's user and root get in. No byte of the connection passes through here.
 """
@@ -17,11 +18,13 @@ from pathlib import Path
 import msgspec
 
 from carrel.domain.errors import CarrelError, MessageInvalid
-from carrel.service.ssh import SshSessions
+from carrel.domain.ssh import SshArrival
+from carrel.service.ssh_listener import SshListener
 
 SOCKET = "ssh"
 """Beside the daemon's own."""
-MOST_BYTES = 4096
+MOST_BYTES = 32_768
+"""A public key may have 16."""
 ASK_S = 10.0
 """From the connection to the message."""
 MOST_OPEN = 256
@@ -32,11 +35,17 @@ _log = logging.getLogger("carrel")
 
 class SshRequest(msgspec.Struct):
     host: str
+    key: str = ""
+    """With which somebody comes to the listener, in base64; empty: it is the owner."""
+    origin: str = ""
+    """Who came to the listener."""
+    open: bool = True
+    """Whether there is a connection; else it is asked whether the key opens the space."""
 
 
-class SshListener:
-    def __init__(self, sessions: SshSessions) -> None:
-        self._sessions = sessions
+class SshSocket:
+    def __init__(self, listener: SshListener) -> None:
+        self._sshd = listener
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._path: Path | None = None
@@ -94,29 +103,32 @@ class SshListener:
             except CarrelError as error:
                 answer = _refusal(error)
             else:
-                with given:
-                    answer = await self._begin(asked, given, client)
+                with given or contextlib.nullcontext():
+                    answer = await self._answer(asked, given, client)
             with contextlib.suppress(OSError):
                 connection.send(msgspec.json.encode(answer))
 
-    async def _begin(
-        self, asked: SshRequest, given: socket.socket, client: int
+    async def _answer(
+        self, asked: SshRequest, given: socket.socket | None, client: int
     ) -> dict[str, object]:
         try:
-            await self._sessions.begin(asked.host, given.fileno(), client)
+            if given is None:
+                return {"ok": await self._sshd.opens(asked.host, asked.key)}
+            arrival = SshArrival(asked.host, client, asked.key, asked.origin)
+            session, agent = await self._sshd.begin(arrival, given.fileno())
         except CarrelError as error:
             return _refusal(error)
         except Exception:
             _log.exception("a connection by ssh")
             return {"ok": False, "message": "It went wrong.", "hint": "Look at the log."}
-        return {"ok": True}
+        return {"ok": True, "space": session.space_id, "agent": agent}
 
 
 def _refusal(error: CarrelError) -> dict[str, object]:
     return {"ok": False, "message": error.message, "hint": error.hint}
 
 
-async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket]:
+async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket | None]:
     """Raises `EOFError` for what is no message of ours, `MessageInvalid`."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
@@ -129,12 +141,18 @@ async def _receive(connection: socket.socket) -> tuple[SshRequest, socket.socket
     with contextlib.ExitStack() as stack:
         for one in found:
             stack.callback(os.close, one)
-        if len(found) != 1:
+        if len(found) > 1:
             raise EOFError
         try:
             asked = msgspec.json.decode(body, type=SshRequest)
         except msgspec.MsgspecError:
+            if not found:
+                raise EOFError from None
             raise MessageInvalid("This is no request.", hint="Use carrel ssh-proxy.") from None
+        if asked.open is not bool(found):
+            raise EOFError
+        if not found:
+            return asked, None
         given = socket.socket(fileno=found[0])
         # What is no socket has been closed by now, with the others.
         stack.pop_all()

@@ -1,10 +1,13 @@
-"""A listening TCP socket of loopback that can do nothing else, for whoever else gets it; and the
-loopback of a new network."""
+"""A listening TCP socket of loopback that can do nothing else, for whoever else gets it; the
+loopback of a new network; and whether a Unix socket still has another end."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
+import functools
+import os
 import socket
 import struct
 
@@ -62,3 +65,55 @@ def _program(host: str, port: int) -> tuple[tuple[int, int, int, int], ...]:
         (0x06, 0, 0, 0),  # drop
         (0x06, 0, 0, 0xFFFFFFFF),  # take
     )
+
+
+# As linux/sock_diag.h and linux/unix_diag.h have it.
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 20, 1, 2
+_EVERY_STATE, _ANY_COOKIE = 0xFFFFFFFF, (0xFFFFFFFF, 0xFFFFFFFF)
+_UDIAG_SHOW_PEER, _UNIX_DIAG_PEER = 4, 2
+_HEAD = struct.Struct("=IHHII")
+_ABOUT = 16
+
+
+def has_other_end(inode: int) -> bool:
+    """Whether a Unix socket of our network still has its other end, or nobody can tell. Not when
+    the socket itself is gone."""
+    return not _kernel_tells() or _peer(inode) != 0
+
+
+@functools.cache
+def _kernel_tells() -> bool:
+    """It may have no module for this: then it says of every socket that there is none."""
+    one, other = socket.socketpair()
+    with one, other:
+        inode = os.fstat(one.fileno()).st_ino
+        return _peer(inode) == os.fstat(other.fileno()).st_ino
+
+
+def _peer(inode: int) -> int | None:
+    """The inode of the other end; 0: there is none. None: the kernel does not say."""
+    wanted = struct.pack(
+        "=BBHIII2I", socket.AF_UNIX, 0, 0, _EVERY_STATE, inode, _UDIAG_SHOW_PEER, *_ANY_COOKIE
+    )
+    head = _HEAD.pack(_HEAD.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+    try:
+        with socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+        ) as asking:
+            asking.bind((0, 0))
+            asking.send(head + wanted)
+            answer = asking.recv(8192, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    _, kind, *_ = _HEAD.unpack_from(answer)
+    if kind == _NLMSG_ERROR:
+        (code,) = struct.unpack_from("=i", answer, _HEAD.size)
+        return 0 if -code == errno.ENOENT else None
+    at = _HEAD.size + _ABOUT
+    while at + 4 <= len(answer):
+        length, name = struct.unpack_from("=HH", answer, at)
+        if name == _UNIX_DIAG_PEER:
+            return int(struct.unpack_from("=I", answer, at + 4)[0])
+        at += (max(length, 4) + 3) & ~3
+    return 0

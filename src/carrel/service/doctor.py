@@ -26,6 +26,7 @@ _PROGRAMS = {
     "git": ("git", "projects from git, and commits in spaces"),
     "bwrap": ("bubblewrap", "the default sandbox"),
     "tmux": ("tmux", "terminals that outlive their clients"),
+    "ssh": ("openssh-client", "SSH into spaces: its clients, and the keys"),
     "sshd": ("openssh-server", "SSH into spaces; the machine's own service may stay off"),
 }
 

@@ -118,7 +118,19 @@ def _parts(space: Space) -> dict[str, Any]:
 _FIELDS = (
     *("name", "description", "labels", "project", "base_id", "restored_from", "parent", "family"),
     *("runtime", "driver", "place", "network", "tier", "limits", "default_disk_bytes", "enforced"),
-    *("agent", "wake", "mcp", "env", "tools", "shown", "shows", "packages", "downloads", "setup"),
+    *(
+        "agent",
+        "wake",
+        "ssh_agent",
+        "mcp",
+        "env",
+        "tools",
+        "shown",
+        "shows",
+        "packages",
+        "downloads",
+        "setup",
+    ),
     *("retention", "left_out", "asked"),
 )
 

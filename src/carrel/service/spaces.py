@@ -57,6 +57,7 @@ from carrel.service.access import (
     narrow,
     not_found,
     realm_of,
+    require_admin,
 )
 from carrel.service.creation import Creator, Fill
 from carrel.service.environments import waiting
@@ -90,6 +91,7 @@ class SpaceChanges:
     labels: Mapping[str, str] | None = None
     retention: Retention | None = None
     description: str | None = None
+    ssh_agent: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,10 @@ class Spaces:
         if update.description is not None:
             space_requests.check_description(update.description)
             changes["description"] = update.description
+        if update.ssh_agent is not None:
+            # It lends out what its person has elsewhere.
+            require_admin(caller)
+            changes["ssh_agent"] = update.ssh_agent
         if not changes:
             return space
         new = self._journal.amend(space.space_id, **changes, active_at=self._journal.clock())

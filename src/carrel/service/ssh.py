@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from carrel.domain.access import LOCAL, Caller
 from carrel.domain.agents import Attaching
 from carrel.domain.errors import (
     CarrelError,
+    LauncherUnavailable,
     RateLimited,
     SpaceNotFound,
     SshUnavailable,
@@ -38,6 +40,7 @@ from carrel.domain.ssh import (
     DOMAIN,
     RUN,
     SshAccess,
+    SshArrival,
     SshKeys,
     SshService,
     SshSession,
@@ -69,13 +72,22 @@ USED_S = 60.0
 """A space with a connection is in use; it is written down so often."""
 _BEGAN = re.compile(rb"Starting session: (shell|command|forced-command|subsystem '([\w-]{1,40})')")
 
+HANGS_S = 5.0
+"""An `sshd` whose client has gone ends within milliseconds; one that has not by then never will."""
+OWNER = (LOCAL,)
+
 Environment = Callable[[Sandbox], Mapping[str, str]]
+Connected = Callable[[int], bool]
+"""Whether the socket of this inode still has another end."""
 
 
 @dataclasses.dataclass
 class LiveSession:
     session: SshSession
+    opened: OpenSpace
     task: asyncio.Task[None] | None = None
+    alone_since: float | None = None
+    """When its client was first seen to be gone."""
     unfinished: bytes = b""
     """The line that `sshd` has begun."""
     told: int = 0
@@ -93,6 +105,7 @@ class SshSessions:
         keys: SshKeys,
         environment: Environment,
         drop: Callable[[Path, str], None],
+        connected: Connected,
     ) -> None:
         """`environment` says what commands in a sandbox find, and `drop(folder, run_id)` removes
         what the sandbox in `folder` has of a run; blocking."""
@@ -105,6 +118,7 @@ class SshSessions:
         self._keys = keys
         self._environment = environment
         self._drop = drop
+        self._connected = connected
         self._live: dict[str, LiveSession] = {}
         self._used: dict[str, float] = {}
 
@@ -118,15 +132,29 @@ class SshSessions:
         found = [one for one in live if one.space_id == space_id]
         return sorted(found, key=lambda one: one.begun_at)
 
+    def make_ready(self) -> None:
+        """The owner's key, with which the listener comes in; blocking. Raises `SshUnavailable`."""
+        self._keys.access()
+
     # Beginning
 
-    async def begin(self, host: str, connection: int, client: int) -> SshSession:
-        """Serves a connection of the owner, which stays the caller's. Raises `SpaceNotFound`,
-        `StateConflict`, `SshUnavailable`, and what `Runtime.run` does."""
-        return await self._tasks.see_through(self._begin(host, connection, client))
+    async def begin(
+        self,
+        arrival: SshArrival,
+        connection: int,
+        *,
+        callers: Sequence[Caller] = OWNER,
+        key: str = "",
+    ) -> SshSession:
+        """Serves a connection, which stays the caller's, of somebody who may be all of `callers`;
+        `key` is the id of what they showed. Raises `SpaceNotFound`, `StateConflict`,
+        `SshUnavailable`, and what `Runtime.run` does."""
+        return await self._tasks.see_through(self._begin(arrival, connection, callers, key))
 
-    async def _begin(self, host: str, connection: int, client: int) -> SshSession:
-        space, target = await self._find(host)
+    async def _begin(
+        self, arrival: SshArrival, connection: int, callers: Sequence[Caller], key: str
+    ) -> SshSession:
+        space, target, caller = await self.find(callers, arrival.host)
         if len(self.of(space.space_id)) >= MOST:
             raise RateLimited(
                 f"{MOST} connections to {space.name} are open.", hint="Close some of them."
@@ -136,22 +164,31 @@ class SshSessions:
             _check(opened)
             usual = CommandPlace.AGENT if opened.dev is None else CommandPlace.DEV
             place = target.place or usual
-            conversation = await self._conversation(space) if target.conversation else None
+            conversation = await self._conversation(caller, space) if target.conversation else None
+            inode = os.fstat(connection).st_ino
             session = SshSession(
-                *(new_id(RUN), space.space_id, place, target.conversation, client),
+                *(new_id(RUN), space.space_id, place, target.conversation, arrival.client),
                 self._journal.clock(),
+                key=key,
+                origin=arrival.origin,
+                # One of another network's is not seen from here.
+                inode=inode if self._connected(inode) else 0,
             )
             run = await self._start(opened, session, conversation, connection)
+        told = {"place": str(place), "from": arrival.origin or LOCALLY}
         try:
-            await self._tell(EventType.SSH_BEGUN, session, {"place": str(place), "from": LOCALLY})
+            await self._tell(EventType.SSH_BEGUN, session, {**told, "key": key} if key else told)
         finally:
             self._watch(opened, session, run)
         return session
 
-    async def _find(self, host: str) -> tuple[Space, SshTarget]:
+    async def find(self, callers: Sequence[Caller], host: str) -> tuple[Space, SshTarget, Caller]:
+        """The space that a name means for somebody who is all of `callers`, and as whom that one
+        has it. Raises `SpaceNotFound`."""
         for target in targets(host):
-            with contextlib.suppress(SpaceNotFound):
-                return await self._spaces.existing(LOCAL, target.space), target
+            for caller in callers:
+                with contextlib.suppress(SpaceNotFound):
+                    return await self._spaces.existing(caller, target.space), target, caller
         raise SpaceNotFound(
             f"There is no space {host.removesuffix(DOMAIN)[:80]!r}.", hint="`carrel ls` lists them."
         )
@@ -166,10 +203,10 @@ class SshSessions:
             )
         return space
 
-    async def _conversation(self, space: Space) -> Attaching:
+    async def _conversation(self, caller: Caller, space: Space) -> Attaching:
         """Without a command when no agent is in a terminal."""
         try:
-            found = await self._turns.attaching(LOCAL, space.space_id, read_only=False)
+            found = await self._turns.attaching(caller, space.space_id, read_only=False)
         except StateConflict:
             return Attaching((), "/")
         return found.how
@@ -188,6 +225,7 @@ class SshSessions:
             names=_names(opened.space),
             environment=self._environment(sandbox),
             conversation=conversation,
+            agent=opened.space.ssh_agent,
         )
         argv = await asyncio.to_thread(self._keys.serve, service)
         folder = self._folder(session.space_id)
@@ -216,33 +254,44 @@ class SshSessions:
 
     # Watching
 
-    def _watch(self, opened: OpenSpace, session: SshSession, run: Run) -> None:
-        live = self._live[session.run_id] = LiveSession(session)
-        live.task = asyncio.create_task(self._follow(opened, live, run))
+    def _watch(self, opened: OpenSpace, session: SshSession, run: Run | None) -> None:
+        """`run` is None when its launcher is gone, and nobody can tell its end."""
+        live = self._live[session.run_id] = LiveSession(session, opened)
+        live.task = asyncio.create_task(self._follow(live, run))
 
-    async def _follow(self, opened: OpenSpace, live: LiveSession, run: Run) -> None:
+    async def _follow(self, live: LiveSession, run: Run | None) -> None:
         """To its end. A daemon that ends leaves it to the next one."""
-        session = live.session
+        session, sandbox = live.session, live.opened.sandbox
         folder = self._folder(session.space_id)
-        ending = asyncio.ensure_future(run.wait())
+        ending = asyncio.create_task(_ending(run))
         said: int | None = None
         try:
             with contextlib.suppress(OSError):
                 said = await asyncio.to_thread(_pipe, folder, session.run_id)
-            while not ending.done():
-                await asyncio.wait({ending}, timeout=LOOK_S)
+            while not ending.done() or (_is_unknown(ending) and self._is_there(live)):
+                if ending.done():
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await asyncio.wait({ending}, timeout=LOOK_S)
                 await self._hear(live, said)
                 await self._use(session.space_id)
+                await self._look_for_client(live)
         finally:
             self._live.pop(session.run_id, None)
             ending.cancel()
-            run.close()
+            if run is not None:
+                run.close()
             if said is not None:
                 os.close(said)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(_forget, folder, session.run_id)
-            await asyncio.to_thread(self._drop, opened.sandbox.spec.folder, session.run_id)
+            await asyncio.to_thread(self._drop, sandbox.spec.folder, session.run_id)
         await self._tell(EventType.SSH_ENDED, session)
+
+    def _is_there(self, live: LiveSession) -> bool:
+        """As far as its socket tells: it goes on without the launcher that began it."""
+        inode = live.session.inode
+        return bool(inode) and self._connected(inode)
 
     async def _hear(self, live: LiveSession, said: int | None) -> None:
         if said is None:
@@ -259,6 +308,29 @@ class SshSessions:
             live.told += 1
             what = {"what": (subsystem or kind).decode()}
             await self._tell(EventType.SSH_DID, live.session, what)
+
+    async def _look_for_client(self, live: LiveSession) -> None:
+        """Ends an `sshd` that does not see that its client has gone: it was stopped, or hangs."""
+        if not live.session.inode or self._is_there(live):
+            live.alone_since = None
+            return
+        now = asyncio.get_running_loop().time()
+        live.alone_since = live.alone_since or now
+        if now - live.alone_since >= HANGS_S:
+            live.alone_since = now
+            with contextlib.suppress(CarrelError):
+                # Itself alone: what it has begun may be meant to stay, as with every `sshd`.
+                opened = live.opened
+                await opened.runtime.signal(opened.sandbox, live.session.run_id, signal.SIGKILL)
+
+    async def _kill(self, live: LiveSession) -> None:
+        await live.opened.runtime.kill(live.opened.sandbox, live.session.run_id)
+
+    async def end_of_key(self, key: str) -> None:
+        """Ends the connections that came by this key, with what they run. Returns when they have
+        ended."""
+        found = [live for live in self._live.values() if live.session.key == key]
+        await asyncio.gather(*(self._kill(live) for live in found))
 
     async def _use(self, space_id: str) -> None:
         now = self._journal.clock()
@@ -288,7 +360,12 @@ class SshSessions:
         if space.state in LIVE:
             with contextlib.suppress(CarrelError):
                 opened = await self._open_spaces.of(space)
-                run = await opened.runtime.attach(opened.sandbox, session.run_id)
+                try:
+                    run = await opened.runtime.attach(opened.sandbox, session.run_id)
+                except CarrelError:
+                    if not self._is_there(LiveSession(session, opened)):
+                        raise
+                    run = None
                 self._watch(opened, session, run)
                 return
         await asyncio.to_thread(_forget, self._folder(space.space_id), session.run_id)
@@ -302,6 +379,17 @@ class SshSessions:
 
     def _folder(self, space_id: str) -> Path:
         return self._open_spaces.folder(space_id) / FOLDER
+
+
+async def _ending(run: Run | None) -> None:
+    if run is None:
+        raise LauncherUnavailable("The launcher that began it is gone.")
+    await run.wait()
+
+
+def _is_unknown(ending: asyncio.Task[None]) -> bool:
+    """Whether nobody can tell of the end."""
+    return ending.cancelled() or ending.exception() is not None
 
 
 def _check(opened: OpenSpace) -> None:

@@ -42,7 +42,7 @@ class Tokens:
         if not new.name.isprintable():
             raise SpaceInvalid("A token's name is up to 100 printable characters.")
         kind, _, value = new.scope.partition(":")
-        scope = await self._resolved(Scope(ScopeKind(kind), value))
+        scope = await self.resolved(Scope(ScopeKind(kind), value))
         secret = PREFIX + secrets.token_urlsafe(32)
         now = self._journal.clock()
         token = TokenRecord(
@@ -56,7 +56,7 @@ class Tokens:
         await self._write(token)
         return types.TokenWithSecret(**_members(token), secret=secret)
 
-    async def _resolved(self, scope: Scope) -> Scope:
+    async def resolved(self, scope: Scope) -> Scope:
         check_scope_value(scope.kind, scope.value)
         if scope.kind is not ScopeKind.SPACE:
             return scope

@@ -62,23 +62,23 @@ class SshFiles:
     # The client
 
     def access(self) -> SshAccess:
-        with self._lock, _as_unavailable():
+        with self._lock, as_unavailable():
             self._make_own()
             known = self._folder / "known_hosts"
             block = self._block(known)
-            _put(known, f"@cert-authority *{DOMAIN} {self._public('hosts')}\n")
+            put_text(known, f"@cert-authority *{DOMAIN} {self._public('hosts')}\n")
             words = shlex.join([*self._program, "--data", str(self._data), "ssh-proxy"])
             # A configuration of ssh has no words of several lines.
-            _put(self._folder / "proxy", f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
+            put_text(self._folder / "proxy", f'#!/bin/sh\nexec {words} "$@"\n', 0o700)
             config = self._folder / "config"
-            _put(config, block)
+            put_text(config, block)
             return SshAccess(config, block, self._folder / "id_ed25519", known)
 
     def _make_own(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         for name, comment in (("id_ed25519", LOGIN), ("hosts", "hosts of carrel")):
             if not (self._folder / name).exists():
-                _make_key(self._folder / name, comment)
+                make_key(self._folder / name, comment)
 
     def _public(self, name: str) -> str:
         return (self._folder / f"{name}.pub").read_text().strip()
@@ -110,23 +110,23 @@ class SshFiles:
 
     def serve(self, service: SshService) -> Sequence[str]:
         server = find_server()
-        with self._lock, _as_unavailable():
+        with self._lock, as_unavailable():
             self._make_own()
             folder = service.folder
             folder.mkdir(mode=0o755, exist_ok=True)
             self._make_host(folder, service.names)
-            _put(folder / "authorized_keys", self._public("id_ed25519") + "\n", 0o644)
-            name = service.place.value
+            put_text(folder / "authorized_keys", self._public("id_ed25519") + "\n", 0o644)
+            name = service.place.value + ("-agent-forwarding" if service.agent else "")
             forced = ""
             if service.conversation is not None:
                 name += "-conversation"
                 forced = f"ForceCommand {self._shown_at}/{name}.sh\n"
-                _put(folder / f"{name}.sh", _conversation(service.conversation), 0o755)
+                put_text(folder / f"{name}.sh", _conversation(service.conversation), 0o755)
             if service.place is CommandPlace.DEV:
                 self._put_sftp(folder)
-            _put(folder / "environment", _exports(service), 0o644)
-            _put(folder / "shell", self._shell(), 0o755)
-            _put(folder / f"{name}.conf", self._settings(service) + forced, 0o644)
+            put_text(folder / "environment", _exports(service), 0o644)
+            put_text(folder / "shell", self._shell(), 0o755)
+            put_text(folder / f"{name}.conf", self._settings(service) + forced, 0o644)
         return (server, "-i", "-e", "-f", f"{self._shown_at}/{name}.conf")
 
     def _sftp(self, service: SshService) -> str:
@@ -154,7 +154,7 @@ class SshFiles:
                 draft.rename(kept)
         there = f"{self._shown_at}/server"
         started = f"{there}/{loader} --library-path {there} {there}/{program.name}"
-        _put(folder / SFTP, f"#!/bin/sh\nexec {started} -d {self._workspace}\n", 0o755)
+        put_text(folder / SFTP, f"#!/bin/sh\nexec {started} -d {self._workspace}\n", 0o755)
 
     def _make_host(self, folder: Path, names: Sequence[str]) -> None:
         """Its certificate is for the names that the space has now."""
@@ -163,7 +163,7 @@ class SshFiles:
         # One that another key has signed is believed by nobody: the owner may have removed all.
         wanted = f"{principals} {self._public('hosts')}\n"
         if not key.exists():
-            _make_key(key, "host")
+            make_key(key, "host")
             if os.geteuid() == 0:
                 # It belongs to nobody in there; the folders around it let nobody else in.
                 key.chmod(0o644)
@@ -174,7 +174,7 @@ class SshFiles:
             *("-s", str(self._folder / "hosts"), "-I", "carrel", "-h", "-n", principals),
             str(folder / "host_key.pub"),
         )
-        _put(signed, wanted, 0o644)
+        put_text(signed, wanted, 0o644)
 
     def _settings(self, service: SshService) -> str:
         at = self._shown_at
@@ -198,7 +198,7 @@ class SshFiles:
                 # What others use takes 75 ms more of both sides, against who records a socket of
                 # this machine.
                 "KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org,ecdh-sha2-nistp256",
-                "AllowAgentForwarding no",
+                f"AllowAgentForwarding {'yes' if service.agent else 'no'}",
                 "X11Forwarding no",
                 "PermitTunnel no",
                 "StreamLocalBindUnlink yes",
@@ -292,7 +292,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _make_key(path: Path, comment: str) -> None:
+def make_key(path: Path, comment: str) -> None:
     draft = path.with_name(f"{path.name}.new")
     for old in (draft, draft.with_name(f"{draft.name}.pub")):
         old.unlink(missing_ok=True)
@@ -324,7 +324,7 @@ def _keygen(*arguments: str) -> None:
         )
 
 
-def _put(path: Path, text: str, mode: int = 0o600) -> None:
+def put_text(path: Path, text: str, mode: int = 0o600) -> None:
     """Whole or not at all; what is the same already is left alone."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text:
@@ -336,7 +336,7 @@ def _put(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 @contextlib.contextmanager
-def _as_unavailable() -> Iterator[None]:
+def as_unavailable() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -19,10 +19,13 @@ __all__ = ["DiskReport", "Report"]
 """Records of the domain that are told as they are; the rest is written here."""
 
 
+ScopeText = Annotated[str, Meta(pattern=rf"^(admin|label:[^=]+=.+|space:.+){END}", max_length=400)]
+"""`admin`, `label:key=value` or `space:<id>`."""
+
+
 class NewToken(Body, frozen=True, kw_only=True):
     name: Annotated[str, Meta(max_length=100)] = ""
-    scope: Annotated[str, Meta(pattern=rf"^(admin|label:[^=]+=.+|space:.+){END}", max_length=400)]
-    """`admin`, `label:key=value` or `space:<id>`."""
+    scope: ScopeText
     ttl_s: Span | None = None
 
 

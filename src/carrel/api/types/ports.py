@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from carrel.api.types.admin import ScopeText
 from carrel.api.types.common import Answer, Body, Moment
 from carrel.api.types.runs import RunInfo
 from carrel.api.types.spaces import SpaceInfo, UsageInfo
@@ -64,6 +65,44 @@ class SshAccessInfo(Answer, frozen=True, kw_only=True):
     known_hosts: str
 
 
+class SshListenerInfo(Answer, frozen=True, kw_only=True):
+    """The port of the daemon's machine by which programs without `ProxyCommand` come in."""
+
+    port: int
+    """On the loopback; 0: it is off."""
+    host_key: str = ""
+    """The public half of its key."""
+    problem: str = ""
+    """Why it does not listen although it is on."""
+
+
+class SshListenBody(Body, frozen=True, kw_only=True):
+    port: Annotated[int, Meta(ge=0, le=MAX_PORT)] = 0
+    """0: one that is free."""
+
+
+class NewSshKey(Body, frozen=True, kw_only=True):
+    key: Annotated[str, Meta(max_length=16_384)]
+    """The public half, as in OpenSSH's files: `ssh-ed25519 AAAA… NAME`."""
+    name: Annotated[str, Meta(max_length=100)] = ""
+    """Empty: what stands after the key."""
+    scopes: Annotated[tuple[ScopeText, ...], Meta(min_length=1, max_length=100)]
+    """What it opens: `admin` for all spaces, `label:key=value`, `space:<id>`."""
+
+
+class SshKeyInfo(Answer, frozen=True, kw_only=True):
+    id: str
+    name: str
+    kind: str
+    fingerprint: str
+    scopes: tuple[str, ...]
+    created_at: Moment
+
+
+class SshKeyList(Answer, frozen=True, kw_only=True):
+    keys: tuple[SshKeyInfo, ...]
+
+
 class SshSessionInfo(Answer, frozen=True, kw_only=True):
     """A connection by SSH into a space."""
 
@@ -75,6 +114,10 @@ class SshSessionInfo(Answer, frozen=True, kw_only=True):
     client: int
     """The process on the daemon's machine that connected."""
     begun_at: Moment
+    key: str = ""
+    """The id of the key that opened the listener; empty: it came by the owner's own socket."""
+    origin: str = ""
+    """Who connected to the listener."""
 
 
 class ServiceInfo(Answer, frozen=True, kw_only=True):

@@ -193,6 +193,8 @@ class SpaceUpdate(Body, frozen=True, kw_only=True):
     labels: Labels | None = None
     retention: RetentionBody | None = None
     description: Description | None = None
+    ssh_agent: bool | None = None
+    """Whether what runs in the space may use the SSH agent of who comes with `ssh -A`."""
 
 
 class StopBody(Body, frozen=True, kw_only=True):
@@ -295,6 +297,8 @@ class SpaceInfo(Answer, frozen=True, kw_only=True):
     parent: str = ""
     agent: str = ""
     """The frontend that works in it."""
+    ssh_agent: bool = False
+    """Whether what runs in it may use the SSH agent of who comes by SSH and wants that."""
     wake: bool = False
     """A message to it begins a turn of its agent while that does nothing."""
     spent: AgentUsage = NOTHING_SPENT

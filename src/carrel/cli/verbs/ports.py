@@ -110,7 +110,10 @@ def _run(run: dict[str, Any]) -> str:
 
 def _session(one: dict[str, Any]) -> str:
     where = "the agent's terminal" if one["conversation"] else one["place"]
-    return f"{one['session']}  {age_of(one['begun_at'])}  {where}, from process {one['client']}"
+    whence = f"process {one['client']}"
+    if one.get("key"):
+        whence = f"{clean(one['origin'])} with the key {one['key']}"
+    return f"{one['session']}  {age_of(one['begun_at'])}  {where}, from {whence}"
 
 
 def _service(one: dict[str, Any]) -> str:

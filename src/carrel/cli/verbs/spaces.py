@@ -426,6 +426,7 @@ def start(call: VerbCall) -> int:
     Option("--name TEXT", "Give it a new name.", to="name"),
     Option("-l, --label K=V", "Add or replace a label."),
     Option("--no-label K...", "Remove a label."),
+    Option("--ssh-agent yes|no", "Let what runs in it use your SSH agent, when you `ssh -A`."),
     *RETENTION,
 )
 def update(call: VerbCall) -> None:
@@ -433,6 +434,8 @@ def update(call: VerbCall) -> None:
     word = call.text("space")
     content = call.content()
     added, gone = call.pairs("label"), call.texts("no_label")
+    if agent := call.text("ssh_agent"):
+        content["ssh_agent"] = agent == "yes"
     if added or gone or "retention" in content:
         # The API replaces them as a whole.
         now = call.ask("spaces.show", word)

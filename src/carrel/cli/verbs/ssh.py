@@ -11,6 +11,8 @@ from carrel.cli.spec import Argument, Option, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from carrel.client.address import Address
 
 DOMAIN = ".carrel"
@@ -26,6 +28,7 @@ MOST_ANSWER = 1 << 16
     Argument("command", required=False, many=True),
     Option("--agent", "See the agent's terminal; a COMMAND runs where the agent is."),
     Option("-t, --tty", "Give the COMMAND a terminal."),
+    Option("-A, --forward-agent", "Lend it your SSH agent; see `carrel update --ssh-agent`."),
 )
 def ssh(call: VerbCall) -> int:
     """Come into a space by SSH: a shell in the project's environment, or a COMMAND.
@@ -39,6 +42,8 @@ def ssh(call: VerbCall) -> int:
     if not host or host.startswith("-"):
         raise invalid(f"{host!r} is no space.", hint="`carrel ls` lists them.")
     options = ["-t"] if call.flag("tty") else []
+    if call.flag("forward_agent"):
+        options += _lending(call.ask("spaces.show", host))
     if call.flag("agent"):
         # By its id: another space may be called as this one with `-agent`.
         host = call.ask("spaces.show", host)["id"] + "-agent"
@@ -52,6 +57,18 @@ def ssh(call: VerbCall) -> int:
         os.execvp(words[0], words)
     except OSError:
         raise _missing() from None
+
+
+def _lending(space: dict[str, Any]) -> list[str]:
+    """What runs in the space can log in as the person, wherever the agent's keys do: so it takes
+    two to say yes, the person's space and the person's command."""
+    if not space.get("ssh_agent"):
+        raise invalid(
+            f"{space['name']} may not use your SSH agent: what runs in it could log in elsewhere"
+            " as you.",
+            hint=f"If you trust all that runs in it: carrel update {space['name']} --ssh-agent yes",
+        )
+    return ["-o", "IdentityAgent=SSH_AUTH_SOCK", "-o", "ForwardAgent=yes"]
 
 
 @Verb(

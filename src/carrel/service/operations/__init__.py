@@ -30,6 +30,7 @@ from carrel.service.operations.ports import (
     PortOperations,
     PsOperations,
     ServiceOperations,
+    SshKeyOperations,
     SshOperations,
 )
 from carrel.service.operations.races import RaceOperations
@@ -70,5 +71,6 @@ class Operations:
     ports: PortOperations
     ps: PsOperations
     ssh: SshOperations
+    ssh_keys: SshKeyOperations
     services: ServiceOperations
     requests: RequestOperations

@@ -6,13 +6,13 @@ import asyncio
 
 from carrel.api.types import ports as types
 from carrel.api.types.common import moment, shared
-from carrel.domain.access import Caller
+from carrel.domain.access import Caller, Scope, ScopeKind
 from carrel.domain.errors import CarrelError, MessageInvalid
 from carrel.domain.ports import MAX_PORT, Forward
 from carrel.domain.runtimes import Listening
 from carrel.domain.services import ServiceStatus
 from carrel.domain.spaces import Space
-from carrel.domain.ssh import SshSession
+from carrel.domain.ssh import SshKeyRecord, SshListening, SshSession
 from carrel.lifecycle.table import LIVE
 from carrel.service.operations.runs import RunOperations
 from carrel.service.operations.spaces import AT_ONCE, SpaceOperations, SpaceViews
@@ -21,6 +21,7 @@ from carrel.service.runs import Runs
 from carrel.service.services import SpaceServices
 from carrel.service.spaces import Spaces
 from carrel.service.ssh import SshSessions
+from carrel.service.ssh_listener import SshListener
 
 
 class PortOperations:
@@ -62,8 +63,18 @@ class ServiceOperations:
 
 
 class SshOperations:
-    def __init__(self, sessions: SshSessions) -> None:
+    def __init__(self, sessions: SshSessions, listener: SshListener) -> None:
         self._sessions = sessions
+        self._listener = listener
+
+    async def listener(self, caller: Caller) -> types.SshListenerInfo:
+        return _listener(await self._listener.show(caller))
+
+    async def listen(self, caller: Caller, asked: types.SshListenBody) -> types.SshListenerInfo:
+        return _listener(await self._listener.listen(caller, asked.port))
+
+    async def stop_listening(self, caller: Caller) -> types.SshListenerInfo:
+        return _listener(await self._listener.stop(caller))
 
     async def access(self, caller: Caller) -> types.SshAccessInfo:
         found = await self._sessions.access(caller)
@@ -73,6 +84,21 @@ class SshOperations:
             identity=str(found.identity),
             known_hosts=str(found.known_hosts),
         )
+
+
+class SshKeyOperations:
+    def __init__(self, listener: SshListener) -> None:
+        self._listener = listener
+
+    async def add(self, caller: Caller, new: types.NewSshKey) -> types.SshKeyInfo:
+        scopes = [_scope(one) for one in new.scopes]
+        return _key(await self._listener.add(caller, new.key, new.name, scopes))
+
+    async def list(self, caller: Caller) -> types.SshKeyList:
+        return types.SshKeyList(keys=tuple(map(_key, await self._listener.list(caller))))
+
+    async def remove(self, caller: Caller, key: str) -> types.SshKeyInfo:
+        return _key(await self._listener.remove(caller, key))
 
 
 class PsOperations:
@@ -156,6 +182,28 @@ def _session(one: SshSession) -> types.SshSessionInfo:
         conversation=one.conversation,
         client=one.client,
         begun_at=moment(one.begun_at),
+        key=one.key,
+        origin=one.origin,
+    )
+
+
+def _listener(one: SshListening) -> types.SshListenerInfo:
+    return types.SshListenerInfo(**shared(one, types.SshListenerInfo))
+
+
+def _scope(text: str) -> Scope:
+    kind, _, value = text.partition(":")
+    return Scope(ScopeKind(kind), value)
+
+
+def _key(one: SshKeyRecord) -> types.SshKeyInfo:
+    return types.SshKeyInfo(
+        id=one.key_id,
+        name=one.name,
+        kind=one.kind,
+        fingerprint=one.fingerprint,
+        scopes=tuple(map(str, one.scopes)),
+        created_at=moment(one.created_at),
     )
 
 

@@ -172,6 +172,7 @@ class SpaceOperations:
             labels=new.labels,
             retention=None if new.retention is None else _retention(new.retention),
             description=new.description,
+            ssh_agent=new.ssh_agent,
         )
         return await self._views.one(caller, await self._spaces.update(caller, space, update))
 
