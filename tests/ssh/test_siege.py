@@ -238,6 +238,29 @@ async def test_a_space_that_asks_on_while_keys_are_agreed_upon(siege: Begin) -> 
     await found.lets_others_in()
 
 
+async def _new_keys(end: Any) -> None:
+    for _ in range(20):
+        end._send_kexinit()
+        end._kexinit_sent = True
+        async with asyncio.timeout(SOON_S):
+            while not end._kex_complete:
+                assert end._transport is not None
+                await asyncio.sleep(0)
+
+
+async def test_new_keys_on_both_sides_at_once(siege: Begin) -> None:
+    """Neither waits for the other: both begin after an hour, or after as many bytes."""
+    inside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def space(end: Any) -> None:
+        inside.set_result(end)
+
+    found = await siege(space)
+    client = await found.client()
+    _send(client, GLOBAL_REQUEST, String("hello@example.com") + Boolean(False))
+    await asyncio.gather(_new_keys(client), _new_keys(await inside))
+
+
 FLOOD = """
 import socket, struct, sys
 ignored = struct.pack(">IBBI6x", 12, 6, 2, 0)

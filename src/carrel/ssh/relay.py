@@ -57,6 +57,8 @@ TURN = 32
 ones."""
 MOST_OWED = 1000
 """Answers of ours that one side gets when new keys are agreed upon."""
+MOST_KEPT = 64 << 20
+"""Bytes for one side that are kept while it agrees upon new keys, and the other one does, too."""
 FLUSH_S = 30.0
 """For the last bytes of one side to be taken by the other."""
 
@@ -87,7 +89,7 @@ class RelayedConnection(SSHConnection):
         """Why nothing more is to be read from this side now."""
         self._left = TURN
         self._agreeing = self._is_full = False
-        self._owed = 0
+        self._owed = self._kept = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = cast(asyncio.Transport, transport)
@@ -149,13 +151,20 @@ class RelayedConnection(SSHConnection):
 
     def hold(self, reason: str) -> None:
         self._reasons.add(reason)
-        if self.wire is not None and not self.wire.is_closing():
-            self.wire.pause_reading()
+        self._read_or_wait()
 
     def go_on(self, reason: str) -> None:
         self._reasons.discard(reason)
-        if not self._reasons and self.wire is not None and not self.wire.is_closing():
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        """When both sides agree upon keys at once, each of them is read: neither would end else."""
+        if self.wire is None or self.wire.is_closing():
+            return
+        if not self._reasons or (self._agreeing and self._reasons == {"keys"}):
             self.wire.resume_reading()
+        else:
+            self.wire.pause_reading()
 
     def send_packet(
         self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
@@ -165,6 +174,7 @@ class RelayedConnection(SSHConnection):
             return
         if pkttype == KEXINIT:
             self._agreeing = True
+            self._read_or_wait()
             if self.other is not None:
                 # While new keys are agreed upon, what is for this side is kept.
                 self.other.hold("keys")
@@ -172,13 +182,17 @@ class RelayedConnection(SSHConnection):
         if pkttype == UNIMPLEMENTED and self._is_full:
             self.hold("answers")
         if pkttype == NEWKEYS:
-            self._agreeing, self._owed = False, 0
+            self._agreeing, self._owed, self._kept = False, 0, 0
+            self._read_or_wait()
             if self.other is not None:
                 asyncio.get_running_loop().call_soon(self.other.go_on, "keys")
 
     def hand_on(self, packet: SSHPacket) -> None:
         assert self.other is not None
         payload = packet.get_full_payload()
+        self.other._kept += len(payload) if self.other._agreeing else 0
+        if self.other._kept > MOST_KEPT:
+            raise asyncssh.ProtocolError("New keys are not agreed upon.")
         self.other.send_packet(payload[0], payload[1:])
 
     def opens(self, packet: SSHPacket, kinds: frozenset[bytes]) -> None:
