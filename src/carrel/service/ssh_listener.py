@@ -72,7 +72,7 @@ class SshListener:
             before = await asyncio.to_thread(self._book.port)
             if self._port.is_open and port in (0, before):
                 return await self._show()
-            found = await self._open(port)
+            found = await self._open(port or before)
             self._failures = 0
             await asyncio.to_thread(self._book.put_port, found)
         return await self._show()
@@ -105,7 +105,7 @@ class SshListener:
         self._again = asyncio.create_task(self._start_again())
 
     async def _start_again(self) -> None:
-        await asyncio.sleep(min(AGAIN_S * 2**self._failures, LONGEST_S))
+        await asyncio.sleep(min(AGAIN_S * 2 ** min(self._failures, 10), LONGEST_S))
         self._failures += 1
         await self._begin_again()
 
@@ -175,9 +175,9 @@ class SshListener:
         require_admin(caller)
         async with self._lock:
             keys = await asyncio.to_thread(self._book.keys)
-            found = next(
-                (one for one in keys if word in (one.key_id, one.name, one.fingerprint)), None
-            )
+            # Names come from whoever gave the key: one may be another key's fingerprint.
+            found = next((one for one in keys if word in (one.key_id, one.fingerprint)), None)
+            found = found or next((one for one in keys if word == one.name), None)
             if found is None:
                 raise SshKeyNotFound(
                     f"There is no key {word[:80]!r}.", hint="`carrel ssh-key ls` lists them."

@@ -24,7 +24,6 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import asyncssh
@@ -58,8 +57,8 @@ ENTER_S = 60.0
 """For the `sshd` in the space, which may be a hostile one."""
 ALIVE_S, ALIVE_TIMES = 30, 4
 """A client whose machine is gone is noticed after so long, so many times."""
-ASKING = 16
-"""Threads that wait for the daemon."""
+MOST_ENTERING = 32
+"""Connections of one key that wait for their space at the same time."""
 AGAIN_S = 0.1
 """Until the next look when there was no descriptor for a connection."""
 MOST_ANSWER = 1 << 16
@@ -67,31 +66,37 @@ _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class DaemonLink:
-    """Questions to the daemon, each on a connection of its own."""
+    """Questions to the daemon, each on a connection of its own. One that takes long keeps no other
+    one waiting."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._threads = ThreadPoolExecutor(ASKING, "daemon")
 
     async def ask(self, question: dict[str, Any], given: int = -1) -> dict[str, Any]:
         """Raises OSError, ValueError: it is not there, or ends."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._ask, question, given)
-
-    def _ask(self, question: dict[str, Any], given: int) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
-            one.settimeout(ANSWER_S)
-            # The path may be longer than an address.
-            one.connect(f"/proc/self/fd/{self._folder}/ssh")
-            body = json.dumps(question).encode()
-            if given < 0:
-                one.send(body)
-            else:
-                socket.send_fds(one, [body], [given])
-            answer = json.loads(one.recv(MOST_ANSWER))
+            one.setblocking(False)
+            async with asyncio.timeout(ANSWER_S):
+                await self._connect(one)
+                body = json.dumps(question).encode()
+                if given < 0:
+                    one.send(body)
+                else:
+                    socket.send_fds(one, [body], [given])
+                said = await asyncio.get_running_loop().sock_recv(one, MOST_ANSWER)
+        answer = json.loads(said)
         if not isinstance(answer, dict):
             raise ValueError("no answer")
         return answer
+
+    async def _connect(self, one: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                # The path may be longer than an address.
+                one.connect(f"/proc/self/fd/{self._folder}/ssh")
+                return
+            # Too many are waiting there.
+            await asyncio.sleep(AGAIN_S)
 
 
 class KeyLogin(asyncssh.SSHServer):
@@ -160,6 +165,7 @@ class Listener:
         self._unknown: dict[FromClient, str] = {}
         """With the address of each; the oldest first."""
         self._known: set[FromClient] = set()
+        self._entering: Counter[bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
         self.over = asyncio.Event()
@@ -250,6 +256,16 @@ class Listener:
 
     async def _enter(self, connection: FromClient) -> ToSpace:
         """Raises `DisconnectError`, whose reason the client shows."""
+        key = connection.key
+        if self._entering[key] >= MOST_ENTERING:
+            raise _refused("Too many connections wait for their space: try again.")
+        self._entering[key] += 1
+        try:
+            return await self._begin_entry(connection)
+        finally:
+            self._entering[key] -= 1
+
+    async def _begin_entry(self, connection: FromClient) -> ToSpace:
         host = str(connection.get_extra_info("username"))
         address = connection.get_extra_info("peername") or ("", 0)
         ours, theirs = socket.socketpair()

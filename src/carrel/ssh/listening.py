@@ -49,8 +49,9 @@ class ListenerProcess:
         return self._control is not None
 
     async def open(self, port: int, ended: Callable[[], None]) -> int:
-        await self.close()
+        # The one before goes when there is another.
         listeners = await self._bound(port)
+        await self.close()
         try:
             found = int(listeners[0].getsockname()[1])
             self._control, theirs = socket.socketpair()

@@ -20,8 +20,9 @@ from typing import Any, cast
 import asyncssh
 from asyncssh.connection import SSHConnection
 from asyncssh.packet import SSHPacket, SSHPacketLogger
+from asyncssh.public_key import decode_ssh_public_key
 
-KEXINIT, NEWKEYS, IGNORE = 20, 21, 2
+KEXINIT, NEWKEYS, IGNORE, UNIMPLEMENTED = 20, 21, 2, 3
 GLOBAL_REQUEST, REQUEST_SUCCESS, REQUEST_FAILURE = 80, 81, 82
 CHANNEL_OPEN, OPEN_FAILURE = 90, 92
 PROHIBITED = 1
@@ -49,8 +50,15 @@ SIGNATURES = (
     *("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
     *("rsa-sha2-512", "rsa-sha2-256"),
 )
-MOST_BEFORE_LOGIN = 1 << 18
+MOST_BEFORE_LOGIN = 1 << 16
 """Bytes that somebody unknown may send; a login takes a few thousand."""
+TURN = 32
+"""Messages of one connection until the others have their turn: a buffer has thousands of small
+ones."""
+MOST_OWED = 1000
+"""Answers of ours that one side gets when new keys are agreed upon."""
+MOST_KEPT = 64 << 20
+"""Bytes for one side that are kept while it agrees upon new keys, and the other one does, too."""
 FLUSH_S = 30.0
 """For the last bytes of one side to be taken by the other."""
 
@@ -79,6 +87,9 @@ class RelayedConnection(SSHConnection):
         self._channels = cast(Any, _AllChannels(self))
         self._reasons: set[str] = set()
         """Why nothing more is to be read from this side now."""
+        self._left = TURN
+        self._agreeing = self._is_full = False
+        self._owed = self._kept = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.wire = cast(asyncio.Transport, transport)
@@ -100,22 +111,60 @@ class RelayedConnection(SSHConnection):
     # Not faster than the other side takes it
 
     def pause_writing(self) -> None:
+        self._is_full = True
         if self.other is not None:
             self.other.hold("full")
 
     def resume_writing(self) -> None:
+        self._is_full = False
+        self.go_on("answers")
         if self.other is not None:
             self.other.go_on("full")
 
+    def answer(self, pkttype: int, *args: bytes) -> None:
+        """What the other side has no part in. Who asks and takes no answers is not heard any
+        more. While keys are agreed upon, it must be; then there are so many. Raises
+        `ProtocolError`."""
+        self._owed += self._agreeing
+        if self._owed > MOST_OWED:
+            raise asyncssh.ProtocolError("Too many questions.")
+        self.send_packet(pkttype, *args)
+        if self._is_full:
+            self.hold("answers")
+
+    # Not more than the others have
+
+    def _recv_pkthdr(self) -> bool:
+        if not self._left:
+            if "turn" not in self._reasons:
+                self.hold("turn")
+                asyncio.get_running_loop().call_soon(self._next_turn)
+            return False
+        self._left -= 1
+        return super()._recv_pkthdr()
+
+    def _next_turn(self) -> None:
+        self._left = TURN
+        self.go_on("turn")
+        if self.wire is not None and not self.wire.is_closing():
+            self._recv_data()
+
     def hold(self, reason: str) -> None:
         self._reasons.add(reason)
-        if self.wire is not None and not self.wire.is_closing():
-            self.wire.pause_reading()
+        self._read_or_wait()
 
     def go_on(self, reason: str) -> None:
         self._reasons.discard(reason)
-        if not self._reasons and self.wire is not None and not self.wire.is_closing():
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        """When both sides agree upon keys at once, each of them is read: neither would end else."""
+        if self.wire is None or self.wire.is_closing():
+            return
+        if not self._reasons or (self._agreeing and self._reasons == {"keys"}):
             self.wire.resume_reading()
+        else:
+            self.wire.pause_reading()
 
     def send_packet(
         self, pkttype: int, *args: bytes, handler: SSHPacketLogger | None = None
@@ -123,16 +172,27 @@ class RelayedConnection(SSHConnection):
         if pkttype == IGNORE:
             # Sent before each other one, for ciphers that are not offered here.
             return
-        if pkttype == KEXINIT and self.other is not None:
-            # While new keys are agreed upon, what is for this side is kept.
-            self.other.hold("keys")
+        if pkttype == KEXINIT:
+            self._agreeing = True
+            self._read_or_wait()
+            if self.other is not None:
+                # While new keys are agreed upon, what is for this side is kept.
+                self.other.hold("keys")
         super().send_packet(pkttype, *args, handler=handler)
-        if pkttype == NEWKEYS and self.other is not None:
-            asyncio.get_running_loop().call_soon(self.other.go_on, "keys")
+        if pkttype == UNIMPLEMENTED and self._is_full:
+            self.hold("answers")
+        if pkttype == NEWKEYS:
+            self._agreeing, self._owed, self._kept = False, 0, 0
+            self._read_or_wait()
+            if self.other is not None:
+                asyncio.get_running_loop().call_soon(self.other.go_on, "keys")
 
     def hand_on(self, packet: SSHPacket) -> None:
         assert self.other is not None
         payload = packet.get_full_payload()
+        self.other._kept += len(payload) if self.other._agreeing else 0
+        if self.other._kept > MOST_KEPT:
+            raise asyncssh.ProtocolError("New keys are not agreed upon.")
         self.other.send_packet(payload[0], payload[1:])
 
     def opens(self, packet: SSHPacket, kinds: frozenset[bytes]) -> None:
@@ -142,7 +202,7 @@ class RelayedConnection(SSHConnection):
             return
         why = b"This is not done here."
         answer = struct.pack(">III", sender, PROHIBITED, len(why)) + why + bytes(4)
-        self.send_packet(OPEN_FAILURE, answer)
+        self.answer(OPEN_FAILURE, answer)
 
 
 class FromClient(RelayedConnection, asyncssh.SSHServerConnection):
@@ -184,7 +244,8 @@ class FromClient(RelayedConnection, asyncssh.SSHServerConnection):
             return False
         good = await super().validate_public_key(username, key_data, msg, signature)
         if good and msg:
-            self.key = key_data
+            # One may be written in several ways, and is one all the same.
+            self.key = decode_ssh_public_key(key_data).public_data
         return good
 
     def process_packet(self, pkttype: int, pktid: int, packet: SSHPacket) -> bool | Awaitable[None]:
@@ -235,7 +296,7 @@ class ToSpace(RelayedConnection, asyncssh.SSHClientConnection):
             # whether it is still there.
             packet.get_string()
             if packet.get_boolean():
-                self.send_packet(REQUEST_FAILURE)
+                self.answer(REQUEST_FAILURE)
         elif self.other is None:
             raise asyncssh.ProtocolError("Nobody is there yet.")
         elif pkttype == CHANNEL_OPEN:
