@@ -22,6 +22,7 @@ SAMPLE = (
     "test_clients.py::test_forwards_to_the_space",
     "test_sessions.py::test_it_is_told_who_is_there",
     "test_listener.py::test_a_key_opens_what_it_is_for",
+    "test_listener.py::test_a_key_that_is_removed_takes_its_connections_along",
     "test_listener.py::test_a_killed_listener_is_started_again",
     "test_listener.py::test_an_sshd_that_hangs_goes_with_its_client",
     "test_editors.py::test_the_server_of_an_editor[listener]",

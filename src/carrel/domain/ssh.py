@@ -17,6 +17,9 @@ LOGIN = "carrel"
 """The account that every sandbox has for it: its own user by another name."""
 TAKEN = "CARREL_SHELL_TERMINAL"
 """The variable that tells the agent's shell that the command may have the terminal for its own."""
+MARK = "CARREL_RUN"
+"""The variable by which the launcher finds all that came of a run. An `sshd` passes none on by
+itself."""
 RUN = "ss"
 """What the ids of runs begin with that serve a connection."""
 
@@ -116,6 +119,7 @@ class SshService:
     folder: Path
     """On the host, for what `sshd` reads; the sandbox sees it, and cannot write there."""
     place: CommandPlace
+    run_id: str
     names: tuple[str, ...]
     """Of the host, for its certificate."""
     environment: Mapping[str, str]

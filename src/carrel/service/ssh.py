@@ -222,6 +222,7 @@ class SshSessions:
         service = SshService(
             folder=sandbox.spec.folder / "hub" / FOLDER,
             place=session.place,
+            run_id=session.run_id,
             names=_names(opened.space),
             environment=self._environment(sandbox),
             conversation=conversation,

@@ -21,7 +21,7 @@ from pathlib import Path
 from carrel.domain.agents import Attaching
 from carrel.domain.errors import SshUnavailable
 from carrel.domain.hub import SHELLS
-from carrel.domain.ssh import DOMAIN, LOGIN, TAKEN, SshAccess, SshService
+from carrel.domain.ssh import DOMAIN, LOGIN, MARK, TAKEN, SshAccess, SshService
 from carrel.domain.systems import CommandPlace
 
 SERVER = "sshd"
@@ -127,7 +127,9 @@ class SshFiles:
             put_text(folder / "environment", _exports(service), 0o644)
             put_text(folder / "shell", self._shell(), 0o755)
             put_text(folder / f"{name}.conf", self._settings(service) + forced, 0o644)
-        return (server, "-i", "-e", "-f", f"{self._shown_at}/{name}.conf")
+        variables = f"CARREL_SSH_PLACE={service.place.value} {MARK}={service.run_id}"
+        settings = ("-f", f"{self._shown_at}/{name}.conf", "-o", f"SetEnv={variables}")
+        return (server, "-i", "-e", *settings)
 
     def _sftp(self, service: SshService) -> str:
         there = service.place is CommandPlace.DEV and (service.folder / SFTP).exists()
@@ -206,7 +208,6 @@ class SshFiles:
                 "PermitUserRC no",
                 "AcceptEnv LANG LC_* COLORTERM TERM_PROGRAM TERM_PROGRAM_VERSION NO_COLOR",
                 f"Subsystem sftp {self._sftp(service)}",
-                f"SetEnv CARREL_SSH_PLACE={service.place.value}",
                 "",
             )
         )
