@@ -166,7 +166,7 @@ def test_what_goes_meanwhile(rig: Rig, base: Base, monkeypatch: pytest.MonkeyPat
     """No state is made of it: the look is begun again."""
     tree = rig.tree(base)
     rig.act(tree, do_much)
-    names, gone = written._names, []
+    names, gone = written._names, list[str]()
 
     def going(path: str, folders: list[int]) -> dict[str, os.stat_result]:
         found = names(path, folders)

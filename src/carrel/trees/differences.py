@@ -324,7 +324,7 @@ class DiffRepositories:
 
     @contextlib.contextmanager
     def both_in_any_order(self, fill: Callable[[AnyOrder], None]) -> Iterator[Both]:
-        """As `both`, in twice the time."""
+        """As `both`, by git's own importer, which takes longer."""
         with self._repository() as folder:
             with feed_git(_IMPORT, folder=folder, timeout_s=_IMPORT_S) as write:
                 importer = AnyOrder(write)

@@ -1,7 +1,7 @@
 """What was written in an overlay, read where it lies on the disk: in the upper folder.
 
 `changes.Comparison` tells of any overlay how it differs from its base. Checkpoints ask that after
-each turn, so here is the ordinary case, in a third of the time: folders that lie right on those of
+each turn, so here is the ordinary case, in less time: folders that lie right on those of
 the base, or on nothing. What is of another kind, such as a folder that was moved, is left to it.
 """
 
