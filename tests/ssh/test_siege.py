@@ -371,7 +371,6 @@ def test_a_key_that_is_named_as_another_ones_fingerprint(carrel: Program, tmp_pa
         carrel("ssh-key", "rm", meant)
 
 
-@pytest.mark.xfail(reason="a slash ends the part of the path", strict=True)
 def test_a_key_is_taken_away_by_a_fingerprint_with_a_slash(carrel: Program, tmp_path: Path) -> None:
     text, fingerprint = _key(tmp_path, "first", slash=True)
     added = carrel.good("ssh-key", "add", text, "--all").strip()

@@ -363,7 +363,7 @@ OPERATIONS = (
         errors=("ssh_unavailable",),
     ),
     Operation(
-        *("ssh_keys.remove", "DELETE", "/v1/ssh/keys/{key}", "admin"),
+        *("ssh_keys.remove", "DELETE", "/v1/ssh/keys/{key:path}", "admin"),
         answer="SshKeyInfo",
         long=True,
         errors=("ssh_key_not_found", "ssh_unavailable", "sandbox_unavailable"),

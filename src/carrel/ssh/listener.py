@@ -55,8 +55,6 @@ ANSWER_S = 60.0
 """For the daemon, which may have to set up the sandbox first."""
 ENTER_S = 60.0
 """For the `sshd` in the space, which may be a hostile one."""
-ALIVE_S, ALIVE_TIMES = 30, 4
-"""A client whose machine is gone is noticed after so long, so many times."""
 MOST_ENTERING = 32
 """Connections of one key that wait for their space at the same time."""
 AGAIN_S = 0.1
@@ -157,8 +155,8 @@ class Listener:
             signature_algs=SIGNATURES,
             compression_algs=None,
             login_timeout=LOGIN_S,
-            keepalive_interval=ALIVE_S,
-            keepalive_count_max=ALIVE_TIMES,
+            # Who comes by loopback is there or hangs up; who was suspended goes on later.
+            keepalive_interval=0,
             rdns_lookup=False,
         )
         self._listeners = listeners
