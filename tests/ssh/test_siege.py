@@ -21,7 +21,7 @@ from tests.cli.program import TIMEOUT_S, Program
 from tests.daemon.rig import Daemon
 from tests.ssh.conftest import free_port
 
-GLOBAL_REQUEST, CHANNEL_OPEN = 80, 90
+GLOBAL_REQUEST = 80
 NONSENSE = 9
 """A message that nobody knows."""
 MANY = 400_000
@@ -191,13 +191,12 @@ async def _flood(end: Any, kind: int, content: bytes, *, reads: bool = False) ->
 
 
 QUESTION = String("what@example.com") + Boolean(True)
-X11 = String("x11") + UInt32(1) + UInt32(1000) + UInt32(1000) + String("here") + UInt32(1)
 
 
 @pytest.mark.parametrize(
     ("kind", "content"),
-    [(GLOBAL_REQUEST, QUESTION), (CHANNEL_OPEN, X11), (NONSENSE, b"")],
-    ids=["global request", "channel", "nonsense"],
+    [(GLOBAL_REQUEST, QUESTION), (NONSENSE, b"")],
+    ids=["global request", "nonsense"],
 )
 async def test_a_space_that_takes_no_answers_is_not_heard(
     siege: Begin, kind: int, content: bytes
@@ -278,8 +277,9 @@ async def test_small_messages_of_strangers_keep_nobody_out(siege: Begin) -> None
     found = await siege()
     with subprocess.Popen([sys.executable, "-c", FLOOD, str(found.port)]) as flood:
         try:
-            for _ in range(3):
-                await found.lets_others_in()
+            async with asyncio.timeout(SOON_S):
+                for _ in range(3):
+                    await found.lets_others_in()
         finally:
             flood.kill()
 
