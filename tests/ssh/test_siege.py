@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncssh
 import pytest
-from asyncssh.packet import Boolean, SSHPacket, String, UInt32
+from asyncssh.packet import Boolean, SSHPacket, String
 
 from tests.cli.program import TIMEOUT_S, Program
 from tests.daemon.rig import Daemon
