@@ -136,7 +136,7 @@ def test_ssh(data: Path) -> None:
         pytest.skip(f"{error.message} {error.hint}")
     report = report_of(data, *SSH)
     check_shape(report)
-    assert len(names(report, "rows")) == 8
+    assert len(names(report, "rows")) == 12
     assert {"connections at once", "idle"} < names(report, "targets")
 
 

@@ -35,11 +35,12 @@ class Line:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(ANSWER_S)
         self._socket.connect(f"{places.folder(daemon.data)}/hub.sock")
-        self._lines = self._socket.makefile("rw")
+        # A file for both directions would forget what it has read ahead.
+        self._lines = self._socket.makefile("r")
 
     def send(self, type: str, payload: dict[str, Any], **fields: Any) -> None:
-        print(json.dumps({"type": type, "payload": payload, **fields}), file=self._lines)
-        self._lines.flush()
+        said = json.dumps({"type": type, "payload": payload, **fields})
+        self._socket.sendall(f"{said}\n".encode())
 
     def receive(self) -> dict[str, Any]:
         while True:

@@ -241,7 +241,8 @@ def test_what_reaches_outside_or_is_unknown_is_dropped_with_a_reason(
 ) -> None:
     spec, dropped = one(tmp_path, fields, secrets={"outside": {"file": "/etc/shadow"}})
     assert dropped == [what]
-    assert spec == ServiceSpec("a", "i")
+    # What was said of health, and cannot be used, is not replaced by what the image says.
+    assert spec == ServiceSpec("a", "i", own_health="healthcheck" in fields)
 
 
 def test_a_volume_with_options_is_a_folder_of_the_space(tmp_path: Path) -> None:

@@ -268,9 +268,12 @@ def test_what_it_uses_and_what_works(daemon: Daemon, owner: httpx.Client, space:
 def test_a_removal_waits_for_no_stop(daemon: Daemon, owner: httpx.Client) -> None:
     """Whatever its grace is."""
     space = make(owner)
-    stubborn = ["sh", "-c", "trap '' TERM HUP INT; while :; do sleep 0.1; done"]
-    run = good(owner.post(f"{space}/runs", json={"argv": stubborn}))["id"]
-    assert good(owner.get(f"/v1/runs/{run}"))["state"] == "running"
+    stubborn = ["sh", "-c", "trap '' TERM HUP INT; touch on; while :; do sleep 0.1; done"]
+    good(owner.post(f"{space}/runs", json={"argv": stubborn}))
+    until = time.monotonic() + ANSWER_S
+    while not owner.get(f"{space}/files?path=on").is_success:
+        assert time.monotonic() < until
+        time.sleep(LOOK_S)
     with daemon.local() as other, ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(other.post, f"{space}/stop", json={"grace_s": 500})
         while good(owner.get(space))["state"] != "stopping":

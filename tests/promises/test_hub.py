@@ -25,13 +25,16 @@ class Line:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(ANSWER_S)
         self._socket.connect(str(daemon.data / "daemon" / "hub.sock"))
-        self._lines = self._socket.makefile("rw")
+        self._lines = self._socket.makefile("r")
         self._numbers = itertools.count(1)
         self.heard: list[Message] = []
 
     def say(self, type: str, payload: Message | None = None, **fields: Any) -> None:
-        print(json.dumps({"type": type, "payload": payload or {}, **fields}), file=self._lines)
-        self._lines.flush()
+        self.put({"type": type, "payload": payload or {}, **fields})
+
+    def put(self, message: Message) -> None:
+        # A file for both directions forgets what it has read ahead.
+        self._socket.sendall(f"{json.dumps(message)}\n".encode())
 
     def next(self) -> Message:
         while True:

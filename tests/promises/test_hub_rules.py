@@ -95,7 +95,7 @@ def line(daemon: Daemon, kind: str = "app", *types: str, **more: Any) -> Iterato
 def test_an_envelope_that_is_none(daemon: Daemon, space: str, wrong: Message) -> None:
     with line(daemon) as one:
         asked = {"type": "buffer_custom_x", "id": "mine", "space": space, "payload": {}, **wrong}
-        print(json.dumps(asked), file=one._lines, flush=True)
+        one.put(asked)
         told = one.next()
         assert told["type"] == "error" and told["payload"]["code"] == "message_invalid"
         # The connection goes on.

@@ -65,7 +65,9 @@ def test_what_no_check_uses_is_noticed(tmp_path: Path) -> None:
     found = said(tmp_path)
     assert {*found} == {"ls", "update", "exec", "log"}
     assert unused("ls", found["ls"]) == ["--state", "--long"]
-    assert unused("update", found["update"]) == ["--name", "--label", "--no-label", "--idle"]
+    assert unused("update", found["update"]) == [
+        *("--name", "--label", "--no-label", "--ssh-agent", "--idle")
+    ]
     assert unused("log", found["log"]) == ["--category"]
 
 

@@ -33,6 +33,7 @@ class Client(RelayedConnection):
     """In the place of who came: what is handed on to it is kept."""
 
     def __init__(self) -> None:
+        self._relay()
         self.got: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
 
     def send_packet(self, pkttype: int, *args: bytes, handler: Any = None) -> None:

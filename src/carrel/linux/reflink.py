@@ -42,7 +42,8 @@ def clone_file(src_fd: int, dst_fd: int) -> bool:
 def copy_file(src_fd: int, dst_fd: int, size: int) -> None:
     """Copies `size` bytes into an empty file; holes stay holes."""
     if 0 < size <= _PAGE:
-        _copy_range(src_fd, dst_fd, 0, size)
+        if _copy_range(src_fd, dst_fd, 0, size) < size:
+            os.ftruncate(dst_fd, size)
         return
     position = 0
     while position < size:

@@ -56,6 +56,10 @@ CHECKS = [
 ]
 FUZZED = [route for route in ROUTES if route.path != "/v1/shutdown"]
 PLAIN = {
+    "GET /v1/ssh/listener",
+    "DELETE /v1/ssh/listener",
+    "GET /v1/ssh/keys",
+    "DELETE /v1/ssh/keys/{key}",
     "GET /v1/spaces/{space}/checkpoints",
     "GET /v1/spaces/{space}/comments",
     "DELETE /v1/spaces/{space}/comments/{comment}",

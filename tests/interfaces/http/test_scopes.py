@@ -285,7 +285,7 @@ def _send(client: httpx.Client, route: Route, **given: str) -> httpx.Response:
     # A question of the foreign space has the space's own name.
     words = {"item": given.get("space", ""), "turn": given.get("run", ""), "permission": "p"}
     words |= {"image": "no/such"}
-    words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa"}
+    words |= {"comment": "co_none", "entry": "qe_x", "race": "rc_aaaaaaaaaaaa", "key": "x"}
     words |= {"space": ABSENT["space"], "port": "3000", "service": "db"}
     words |= {"name": "openai", "path": "a", "token": "", **given}
     path = route.path.format(**words)

@@ -82,7 +82,7 @@ def _read(word: str) -> str:
     import os
     import sys
 
-    if " " in word.strip():
+    if " " in word.strip() and not os.path.exists(os.path.expanduser(word)):
         return word
     try:
         if word == "-":
