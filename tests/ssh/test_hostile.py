@@ -19,6 +19,7 @@ import pytest
 from carrel.domain.ssh import TAKEN
 from carrel.service.dev_shells import MOST
 from tests.cli.program import PROGRAM, TIMEOUT_S, Program
+from tests.sampling import whole_only
 from tests.ssh.conftest import Clients
 from tests.ssh.test_sessions import _until
 
@@ -171,6 +172,7 @@ def test_another_space_is_not_taken_for_the_agents_terminal(
         carrel("rm", "--force", name)
 
 
+@whole_only
 def test_commands_that_were_left_keep_no_agent_waiting(
     carrel: Program, clients: Clients, imaged: str
 ) -> None:
