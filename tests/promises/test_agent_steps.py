@@ -12,17 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.rig import Daemon, bad, good
+from tests.daemon.rig import bad, good
 from tests.instances.small import put_small, small
 from tests.promises.test_turns import begin, turned, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents" / "scripted.md"
-
-
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
 
 
 @pytest.fixture

@@ -32,12 +32,6 @@ def daemon() -> Iterator[Daemon]:
         yield found
 
 
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
 @pytest.fixture(scope="module", autouse=True)
 def left_alone(daemon: Daemon) -> str:
     """A command whose client has gone, begun here so that nobody waits for it alone."""

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cli.program import Program
-from tests.daemon.rig import Daemon
-
-
-@pytest.fixture
-def carrel(daemon: Daemon, tmp_path: Path) -> Program:
-    (tmp_path / "greet").mkdir()
-    (tmp_path / "greet" / "greet.py").write_text("print('Hello')\n")
-    return Program(daemon.data, tmp_path)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,7 @@ import pytest
 from carrel.daemon import control
 from tests.busybox import busybox_image
 from tests.cli.program import PROGRAM, TIMEOUT_S, Program, in_terminal
-from tests.daemon.rig import Daemon
 from tests.instances.small import command, put_small
-
-
-@pytest.fixture
-def carrel(daemon: Daemon, tmp_path: Path) -> Program:
-    (tmp_path / "greet").mkdir()
-    (tmp_path / "greet" / "greet.py").write_text("print('Hello')\n")
-    return Program(daemon.data, tmp_path)
-
-
-@pytest.fixture
-def desk(carrel: Program) -> Iterator[str]:
-    name = carrel.good("new", "./greet").strip()
-    yield name
-    carrel("rm", "--force", name)
 
 
 def test_stopped_started_and_shown(carrel: Program, desk: str) -> None:

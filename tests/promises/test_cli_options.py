@@ -21,7 +21,7 @@ from carrel.environments.engines.own import PODMAN, OwnEngine, containers_conf
 from carrel.environments.engines.place import EnginePlace
 from tests.busybox import busybox_image
 from tests.cli.program import TIMEOUT_S, Program, in_terminal
-from tests.daemon.rig import LOOK_S, Daemon, fresh_daemon
+from tests.daemon.rig import LOOK_S, fresh_daemon
 from tests.environments.engines.rig import FROM
 from tests.environments.engines.rig import project as with_dockerfile
 from tests.instances.small import command, put_small
@@ -39,20 +39,6 @@ INITIALIZE = {
         "clientInfo": {"name": "promise", "version": "1"},
     },
 }
-
-
-@pytest.fixture
-def carrel(daemon: Daemon, tmp_path: Path) -> Program:
-    (tmp_path / "greet").mkdir()
-    (tmp_path / "greet" / "greet.py").write_text("print('Hello')\n")
-    return Program(daemon.data, tmp_path)
-
-
-@pytest.fixture
-def desk(carrel: Program) -> Iterator[str]:
-    name = carrel.good("new", "./greet").strip()
-    yield name
-    carrel("rm", "--force", name)
 
 
 def committed(project: Path) -> None:

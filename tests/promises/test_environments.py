@@ -63,12 +63,6 @@ def daemon(home: Path) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
-@pytest.fixture
 def project(tmp_path: Path) -> Path:
     found = tmp_path / "shop"
     found.mkdir()

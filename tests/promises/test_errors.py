@@ -32,12 +32,6 @@ def daemon() -> Iterator[Daemon]:
             yield found
 
 
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def there(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the rows below name."""

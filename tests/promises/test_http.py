@@ -41,12 +41,6 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
-@pytest.fixture
 def project(tmp_path: Path) -> Path:
     found = tmp_path / "greet"
     found.mkdir()

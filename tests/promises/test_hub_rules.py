@@ -52,12 +52,6 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
-@pytest.fixture
 def space(owner: httpx.Client) -> Iterator[str]:
     found = str(good(owner.post("/v1/spaces", json={"agent": "scripted"}))["id"])
     yield found

@@ -45,12 +45,6 @@ def daemon() -> Iterator[Daemon]:
             yield found
 
 
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def box(daemon: Daemon, root: Path) -> str:
     """The id of an image that stays."""

@@ -34,12 +34,6 @@ def daemon() -> Iterator[Daemon]:
         yield found
 
 
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
-
-
 def ask(client: httpx.Client, instructions: str, **more: Any) -> str:
     body = {"instructions": instructions, "frontend": "scripted", **more}
     answer = client.post("/v1/requests", json=body)

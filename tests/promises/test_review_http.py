@@ -12,13 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, good
-
-
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
+from tests.daemon.rig import ANSWER_S, LOOK_S, good
 
 
 @pytest.fixture

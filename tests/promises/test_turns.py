@@ -13,19 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon.rig import ANSWER_S, LOOK_S, Daemon, bad, good
+from tests.daemon.rig import ANSWER_S, LOOK_S, bad, good
 
 TURN = (
     "id space session frontend provider model permission permissions prompt state created_at "
     "ended_at continuation result usage"
 )
 USAGE = {"input_tokens", "output_tokens", "cached_tokens", "cost_usd", "turns"}
-
-
-@pytest.fixture
-def owner(daemon: Daemon) -> Iterator[httpx.Client]:
-    with daemon.local() as found:
-        yield found
 
 
 @pytest.fixture

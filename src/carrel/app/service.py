@@ -135,7 +135,7 @@ from carrel.service.trust import Trust
 from carrel.service.turns import TurnParts, Turns
 from carrel.ssh.authorized import AuthorizedKeys
 from carrel.ssh.keys import SshFiles
-from carrel.ssh.listening import ListenerProcess
+from carrel.ssh.listener_process import ListenerProcess
 from carrel.store.sqlite import SqliteStore, open_store
 from carrel.trees.bundles import TreeBundler
 from carrel.trees.download_caches import DownloadCaches

@@ -10,7 +10,7 @@ from carrel.domain.engines import BuildNetwork
 from carrel.domain.errors import CarrelError, EngineError, EnvironmentRefused
 from carrel.environments.engines.catalogue import Engines
 from carrel.environments.engines.processes import EngineBounds, run_engine
-from carrel.environments.engines.sandbox import EngineSandbox
+from carrel.environments.engines.sandbox import STORE, WORK, EngineSandbox
 from tests.environments.engines.rig import FROM, build, built, project, rootfs
 
 pytestmark = pytest.mark.parametrize("engine", ["podman", "docker"])
@@ -94,14 +94,14 @@ def test_a_mount_of_a_link_leads_nowhere(engines: Engines, engine: str, host: Pa
     assert "root:" not in found and "'stolen'" not in found
 
 
-TRIES = """
-try() { ( "$@" ) 2>/dev/null && echo "out: $*"; }
+TRIES = f"""
+try() {{ ( "$@" ) 2>/dev/null && echo "out: $*"; }}
 for path in /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sysrq-trigger \
     /sys/kernel/uevent_helper /sys/fs/cgroup/*/release_agent /proc/sys/vm/overcommit_memory
 do [ -e $path ] && try dd if=/dev/null of=$path conv=notrunc count=0; done
 for path in /etc/ld.so.preload /planted /etc/containers/planted /usr/planted
 do try touch $path; done
-try touch /run/fine; try touch /work/fine; try touch /engine/fine
+try touch /run/fine; try touch {WORK}/fine; try touch {STORE}/fine
 """
 
 
@@ -118,7 +118,7 @@ def test_where_an_engine_runs_nothing_of_the_kernel_can_be_set(
     found = run_engine(
         sandbox.argv("/bin/sh", "-c", TRIES), sandbox.environment(), EngineBounds(60.0)
     )
-    fine = [f"out: touch {place}/fine" for place in ("/run", "/work", "/engine")]
+    fine = [f"out: touch {place}/fine" for place in ("/run", WORK, STORE)]
     assert [line for line in found.lines if "/dev/null" not in line] == fine, found.text
     agents = [line for line in found.lines if "release_agent" in line]
     # They are there, and are not the kernel's.
