@@ -251,13 +251,11 @@ def test_keys_need_limits(carrel: Program) -> None:
 
 WATCH = """
 import os, signal, sys
-def tell(*_):
-    print(*os.get_terminal_size(), os.ttyname(0), flush=True)
-    sys.exit(5)
-signal.signal(signal.SIGWINCH, tell)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
 print(*os.get_terminal_size(), flush=True)
-while True:
-    signal.pause()
+signal.sigwait({signal.SIGWINCH})
+print(*os.get_terminal_size(), os.ttyname(0), flush=True)
+sys.exit(5)
 """
 
 
